@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from audio_lab import tone
-from speech_lab import DETOKENIZER
+from speech_lab import DETOKENIZER, SPEECH, TOKENS, speaking_model
 
 from nas.train.towers.detokenizer import Detokenizer, DetokenizerShape, InverseStft, SpeechState
+from nas.train.towers.model import TowerModel
+from nas.train.towers.speech import Mode, SpeechHead, SpeechShape, woven
 
 
 @pytest.mark.parametrize(("fft", "hop"), [(1280, 320), (512, 128), (640, 320)])
@@ -60,3 +63,119 @@ def test_the_default_has_the_layers_and_weights_of_the_report() -> None:
 def test_shapes_that_do_not_fit_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="line|upsampling"):
         DetokenizerShape.model_validate(values)
+
+
+def test_the_default_head_has_the_weights_of_the_report() -> None:
+    with torch.device("meta"):
+        head = SpeechHead(SpeechShape(), 2048, TOKENS)
+    weights = sum(parameter.numel() for name, parameter in head.named_parameters() if not name.startswith("embed"))
+    assert 113e6 < weights < 118e6 and len(head.embed.weight) == 8 * 2049
+
+
+def test_losses_of_codes_fall_from_100_to_1() -> None:
+    head, features = speaking_model().head, torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
+    assert head is not None
+    codes = torch.randint(0, 17, (5, 3), generator=torch.Generator().manual_seed(2))
+    nats = -head.logits(features, codes).log_softmax(-1).gather(-1, codes[..., None])[..., 0]
+    expected = (100 * nats[:, 0] + 10 * nats[:, 1] + nats[:, 2]) / 111
+    torch.testing.assert_close(head.nats(features, codes), expected)
+
+
+def test_a_code_depends_on_those_before_it_alone() -> None:
+    head, features = speaking_model().head, torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
+    assert head is not None
+    logits = head.logits(features, torch.tensor([[1, 2, 3], [1, 2, 3]]))
+    changed = head.logits(features, torch.tensor([[1, 9, 3], [1, 2, 9]]))
+    same = (logits == changed).all(-1).tolist()
+    assert same == [[True, True, False], [True, True, True]]
+
+
+START, TEXT_END, FRAME = TOKENS
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "frames", "expected"),
+    [
+        ("interleaved", 3, 4, [20, 21, 22, TEXT_END, *[FRAME] * 4]),
+        ("interleaved", 8, 40, [*range(20, 26), *[FRAME] * 12, 26, 27, TEXT_END, *[FRAME] * 28]),
+        ("interleaved", 5, 30, [*range(20, 25), TEXT_END, *[FRAME] * 30]),
+        ("interleaved", 6, 13, [*range(20, 26), *[FRAME] * 12, TEXT_END, FRAME]),
+        ("interleaved", 20, 14, [*range(20, 26), *[FRAME] * 12, *range(26, 32), FRAME, FRAME, *range(32, 40), TEXT_END]),
+        ("interleaved", 0, 2, [TEXT_END, FRAME, FRAME]),
+        ("sequential", 9, 30, [*range(20, 29), START, *[FRAME] * 30]),
+        ("sequential", 0, 1, [START, FRAME]),
+    ],
+)
+def test_answers_are_woven_as_they_are_generated(mode: Mode, text: int, frames: int, expected: list[int]) -> None:
+    assert woven(mode, TOKENS, range(20, 20 + text), frames) == expected
+
+
+def slow_answer(model: TowerModel, question: list[int], most: int, mode: Mode, temperature: float) -> list[object]:
+    """The same answer by loops over the report's rules, each step computed from the start of the sequence."""
+    head, rng = model.head, np.random.default_rng(7)
+    assert head is not None
+    sequence = [model.backbone.embed(torch.tensor(token)) for token in question]
+    answer: list[object] = []
+
+    def draw(logits: torch.Tensor) -> int:
+        values = logits.double().numpy()
+        return int(np.argmax(values / temperature + rng.gumbel(size=len(values)) if temperature else values))
+
+    def features() -> torch.Tensor:
+        return model.backbone.features(torch.stack(sequence)[None])[0, -1]
+
+    def text() -> int:
+        token = draw(model.backbone.logits(features()))
+        answer.append(token)
+        sequence.append(model.backbone.embed(torch.tensor(token)))
+        return token
+
+    def sound() -> bool:
+        codes = [0, 0, 0]
+        for book in range(3):
+            logits = head.logits(features()[None], torch.tensor([codes]))[0, book]
+            codes[book] = draw(logits if book == 0 else logits[:-1])
+            if codes[0] == 16:
+                codes = [16, 16, 16]
+                break
+        answer.append(codes)
+        tables = head.embed.weight.view(3, 17, -1)
+        sequence.append(tables[0, codes[0]] + tables[1, codes[1]] + tables[2, codes[2]])
+        return codes[0] == 16
+
+    text_over = sound_over = False
+    while len(answer) < most:
+        if mode == "sequential":
+            if text() == START:
+                while len(answer) < most and not sound():
+                    pass
+            continue
+        for _ in range(6):
+            if len(answer) < most and not text_over:
+                text_over = text() == TEXT_END
+        while sound_over and len(answer) < most:
+            text()
+        for _ in range(most if text_over else 12):
+            if len(answer) < most and not sound_over:
+                sound_over = sound()
+        while text_over and sound_over and len(answer) < most:
+            text()
+    return answer
+
+
+@pytest.mark.parametrize("mode", ["interleaved", "sequential"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 20.0])
+def test_generation_equals_a_reference_that_computes_all_again(mode: Mode, temperature: float) -> None:
+    model, question, most = speaking_model(), [5, 30, 9], 90
+    answer = list(model.spoken(torch.tensor([question]), most, (), mode, temperature=temperature, seed=7))
+    plain = [part.tolist() if isinstance(part, torch.Tensor) else part for part in answer]
+    assert plain == slow_answer(model, question, most, mode, temperature)
+    if temperature == 20:  # nearly all tokens and codes are as likely
+        assert len(plain) == most and [16, 16, 16] in plain and (START if mode == "sequential" else TEXT_END) in plain
+
+
+def test_answers_are_over_behind_a_token_that_ends_them() -> None:
+    model = speaking_model()
+    answer = list(model.spoken(torch.tensor([[5, 30, 9]]), 200, range(12, 32), "interleaved", temperature=20, seed=1))
+    tokens = [part for part in answer if isinstance(part, int)]
+    assert tokens[-1] >= 12 and max([0, *tokens[:-1]]) < 12 and isinstance(answer[-1], int)
