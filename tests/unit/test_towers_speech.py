@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from audio_lab import tone
-from speech_lab import DETOKENIZER, SPEECH, TOKENS, speaking_model
+from retrieval_lab import own_home
+from speech_lab import CODEC, DETOKENIZER, TOKENS, codec_settings, speaking_model, write_mimi, write_sounds
 
+from nas.core.errors import InvalidInput, Unsupported
+from nas.train.towers.codec import Codec, read_codec, write_codec
+from nas.train.towers.codec_training import CodecTrainer, train_codec
 from nas.train.towers.detokenizer import Detokenizer, DetokenizerShape, InverseStft, SpeechState
 from nas.train.towers.model import TowerModel
 from nas.train.towers.speech import Mode, SpeechHead, SpeechShape, woven
@@ -61,7 +68,7 @@ def test_the_default_has_the_layers_and_weights_of_the_report() -> None:
 
 @pytest.mark.parametrize("values", [{"line": "d32 [X]"}, {"upsampling": 7}, {"fft": 320}, {"line": "d32 v9 [C3]"}])
 def test_shapes_that_do_not_fit_are_refused(values: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="line|upsampling"):
+    with pytest.raises(ValueError, match=r"line|upsampling"):
         DetokenizerShape.model_validate(values)
 
 
@@ -100,7 +107,12 @@ START, TEXT_END, FRAME = TOKENS
         ("interleaved", 8, 40, [*range(20, 26), *[FRAME] * 12, 26, 27, TEXT_END, *[FRAME] * 28]),
         ("interleaved", 5, 30, [*range(20, 25), TEXT_END, *[FRAME] * 30]),
         ("interleaved", 6, 13, [*range(20, 26), *[FRAME] * 12, TEXT_END, FRAME]),
-        ("interleaved", 20, 14, [*range(20, 26), *[FRAME] * 12, *range(26, 32), FRAME, FRAME, *range(32, 40), TEXT_END]),
+        (
+            "interleaved",
+            20,
+            14,
+            [*range(20, 26), *[FRAME] * 12, *range(26, 32), FRAME, FRAME, *range(32, 40), TEXT_END],
+        ),
         ("interleaved", 0, 2, [TEXT_END, FRAME, FRAME]),
         ("sequential", 9, 30, [*range(20, 29), START, *[FRAME] * 30]),
         ("sequential", 0, 1, [START, FRAME]),
@@ -112,7 +124,7 @@ def test_answers_are_woven_as_they_are_generated(mode: Mode, text: int, frames: 
 
 def slow_answer(model: TowerModel, question: list[int], most: int, mode: Mode, temperature: float) -> list[object]:
     """The same answer by loops over the report's rules, each step computed from the start of the sequence."""
-    head, rng = model.head, np.random.default_rng(7)
+    head, rng = model.head, np.random.default_rng(0)
     assert head is not None
     sequence = [model.backbone.embed(torch.tensor(token)) for token in question]
     answer: list[object] = []
@@ -167,7 +179,7 @@ def slow_answer(model: TowerModel, question: list[int], most: int, mode: Mode, t
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 20.0])
 def test_generation_equals_a_reference_that_computes_all_again(mode: Mode, temperature: float) -> None:
     model, question, most = speaking_model(), [5, 30, 9], 90
-    answer = list(model.spoken(torch.tensor([question]), most, (), mode, temperature=temperature, seed=7))
+    answer = list(model.spoken(torch.tensor([question]), most, (), mode, temperature=temperature, seed=0))
     plain = [part.tolist() if isinstance(part, torch.Tensor) else part for part in answer]
     assert plain == slow_answer(model, question, most, mode, temperature)
     if temperature == 20:  # nearly all tokens and codes are as likely
@@ -179,3 +191,87 @@ def test_answers_are_over_behind_a_token_that_ends_them() -> None:
     answer = list(model.spoken(torch.tensor([[5, 30, 9]]), 200, range(12, 32), "interleaved", temperature=20, seed=1))
     tokens = [part for part in answer if isinstance(part, int)]
     assert tokens[-1] >= 12 and max([0, *tokens[:-1]]) < 12 and isinstance(answer[-1], int)
+
+
+def test_codes_of_mimi_are_those_of_transformers(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    mimi = write_mimi(tmp_path)
+    codec = Codec(CODEC.model_copy(update={"source": "mimi", "codebooks": 8}), 0, tmp_path)
+    for count in (1920, 24_000, 24_001):
+        samples = torch.from_numpy(tone(440, 2, 24_000))[None, :count]
+        codes = codec.codes(samples)
+        padded = torch.nn.functional.pad(samples, (0, -count % 1920))
+        assert codes.shape == (1, -(-count // 1920), 8)  # 12.5 frames a second
+        assert torch.equal(codes.mT, mimi.encode(padded[:, None]).audio_codes[:, :8])
+        assert codec.detokenizer(codes).shape == padded.shape == mimi.decode(codes.mT).audio_values[:, 0].shape
+    with pytest.raises(InvalidInput, match="name a folder"):
+        Codec(codec.shape).codes(samples)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [({"codebook_size": 8}, "8 entries"), ({"num_quantizers": 2}, "2 codebooks"), ({"sampling_rate": 8000}, "8000 Hz")],
+)
+def test_another_mimi_is_refused(tmp_path: Path, values: dict[str, int], problem: str) -> None:
+    write_mimi(tmp_path, **values)
+    with pytest.raises(Unsupported, match=problem):
+        Codec(CODEC.model_copy(update={"source": "mimi"}), 0, tmp_path)
+
+
+def test_an_own_codec_speaks_its_codes_as_its_embeddings(tmp_path: Path) -> None:
+    codec, samples = Codec(CODEC, 3).eval(), torch.from_numpy(tone(440, 1, 24_000))[None, :9000]
+    codec.settle()
+    codes = codec.codes(samples)
+    assert codes.shape == (1, 5, 3) and len(codes.unique()) > 1
+    padded = torch.nn.functional.pad(samples, (0, 600))
+    with torch.no_grad():
+        expected = codec.detokenizer(codec.quantised(padded).embeddings)
+        torch.testing.assert_close(codec.detokenizer(codes), expected, atol=1e-4, rtol=0)
+    write_codec(tmp_path / "codec", codec)
+    read = read_codec(tmp_path / "codec")
+    assert read.shape == CODEC and torch.equal(read.codes(samples), codes)
+    (tmp_path / "codec" / "config.json").write_text('{"model_type": "mimi"}')
+    with pytest.raises(InvalidInput, match="no codec"):
+        read_codec(tmp_path / "codec")
+
+
+def test_discriminators_learn_from_their_loss_and_the_codec_from_its_own() -> None:
+    settings = codec_settings(mel=0.0, features=0.0)
+    trainer = CodecTrainer(Codec(settings.shape, 1), settings)
+    clips = torch.from_numpy(tone(440, 1, 24_000))[None, : 3 * 1920]
+    trainer.loss(clips, torch.zeros(0, dtype=torch.int64)).backward()
+    judge, clone = trainer.judges[0], trainer.judges[0].verdict.weight.grad.clone()
+    judge.zero_grad()
+    spoken = trainer.spoken(clips, clips)[0].detach()
+    (torch.relu(1 - judge(clips)[-1]).mean() + torch.relu(1 + judge(spoken)[-1]).mean()).backward()
+    torch.testing.assert_close(judge.verdict.weight.grad, clone)
+    assert trainer.codec.detokenizer.output.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("source", ["own", "mimi"])
+def test_codecs_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    own_home(tmp_path, monkeypatch)
+    sounds, mimi = write_sounds(tmp_path / "sounds"), None
+    if source == "mimi":
+        torch.manual_seed(1)
+        write_mimi(mimi := tmp_path / "mimi")
+    lines: list[str] = []
+    settings = codec_settings(epochs=12)
+    record = train_codec([sounds], settings, tmp_path / "codec", lambda line: lines.append(str(line)), mimi)
+    assert record.curve[-1][1] < record.curve[0][1] and record.examples == 3 and record.steps > 5
+    codec = read_codec(tmp_path / "codec", mimi)
+    assert codec.shape.source == source
+    samples = torch.from_numpy(tone(300, 0.4, 24_000))[None]
+    assert codec.detokenizer(codec.codes(samples)).isfinite().all()
+    again = train_codec([sounds], settings, tmp_path / "codec", lambda line: lines.append(str(line)), mimi)
+    assert again == record and "already" in lines[-1]
+
+
+def test_sounds_of_a_codec_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    (write_sounds(tmp_path / "sounds") / "bad.wav").write_bytes(b"RIFF no sound")
+    for path, problem in ((tmp_path / "sounds", "bad.wav is no WAV"), (tmp_path, "bad"), (tmp_path / "a", "no file a")):
+        with pytest.raises(InvalidInput, match=problem):
+            train_codec([path], codec_settings(), tmp_path / "codec", lambda line: None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidInput, match="no WAV or FLAC files"):
+        train_codec([tmp_path / "empty"], codec_settings(), tmp_path / "codec", lambda line: None)
