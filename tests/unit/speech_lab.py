@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from audio_lab import SHAPE, tone, write_sound
+from retrieval_lab import write_lines
 from transformers import MimiConfig, MimiModel
 
 from nas.core.layout import Layout
@@ -49,9 +50,20 @@ def write_mimi(folder: Path, **more: object) -> MimiModel:
     """A random, small Mimi with its folder."""
     small = {
         "num_filters": 2, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "codebook_dim": 8, "vector_quantization_hidden_dimension": 8,
-        "num_quantizers": 9, "codebook_size": 16, "upsample_groups": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "codebook_dim": 8,
+        "vector_quantization_hidden_dimension": 8, "num_quantizers": 9, "codebook_size": 16, "upsample_groups": 16,
     }  # fmt: skip
     model = MimiModel(MimiConfig(**{**small, **more})).eval()
     model.save_pretrained(folder)
     return model
+
+
+def write_answers(folder: Path, count: int = 6, **more: object) -> Path:
+    """Questions after the pitch of a tone, with answers in text and sound."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines: list[dict[str, object]] = []
+    for number in range(count):
+        question = write_sound(folder / f"{number}.wav", tone(300, 0.3 + number / 20)).name
+        speech = write_sound(folder / f"{number}-answer.wav", tone(900, 0.3 + number / 20)).name
+        lines.append({"audio": question, "question": "Pitch?", "answer": "low", "speech": speech, **more})
+    return write_lines(folder / "data.jsonl", lines)

@@ -7,17 +7,40 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
-from audio_lab import tone
+from audio_lab import audio_model, tone, write_model
+from cli_runner import nas
 from retrieval_lab import own_home
-from speech_lab import CODEC, DETOKENIZER, TOKENS, codec_settings, speaking_model, write_mimi, write_sounds
+from safetensors.torch import load_file
+from speech_lab import (
+    CODEC,
+    DETOKENIZER,
+    SPEECH,
+    TOKENS,
+    codec_settings,
+    speaking_model,
+    write_answers,
+    write_mimi,
+    write_sounds,
+)
 
 from nas.core.errors import InvalidInput, Unsupported
+from nas.train.adapt.checkpoints import read_model
+from nas.train.posttrain.conversations import ChatTokenizer, Message
+from nas.train.posttrain.merging import MergeSettings
+from nas.train.towers.audio import AUDIO, AudioSettings
+from nas.train.towers.chat import SpeechTalker
 from nas.train.towers.codec import Codec, read_codec, write_codec
 from nas.train.towers.codec_training import CodecTrainer, train_codec
+from nas.train.towers.data import read_media_lines
 from nas.train.towers.detokenizer import Detokenizer, DetokenizerShape, InverseStft, SpeechState
+from nas.train.towers.merging import merge_runs
 from nas.train.towers.model import TowerModel
+from nas.train.towers.release import TowerFolder
 from nas.train.towers.speech import Mode, SpeechHead, SpeechShape, woven
+from nas.train.towers.training import Data, TowerRecord, train_tower
+from nas.train.towers.vision import VisionSettings
 
 
 @pytest.mark.parametrize(("fft", "hop"), [(1280, 320), (512, 128), (640, 320)])
@@ -275,3 +298,105 @@ def test_sounds_of_a_codec_that_cannot_be_used_are_named(tmp_path: Path) -> None
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidInput, match="no WAV or FLAC files"):
         train_codec([tmp_path / "empty"], codec_settings(), tmp_path / "codec", lambda line: None)
+
+
+def write_codec_folder(folder: Path, **more: Any) -> Path:
+    """A random codec's folder."""
+    codec = Codec(CODEC.model_copy(update=more), 3)
+    codec.settle()
+    write_codec(folder, codec)
+    return folder
+
+
+def train(folder: Path, start: str, output: str, codec: Path | None = None, **more: Any) -> TowerRecord:
+    settings = AudioSettings.model_validate(
+        {"stage": "mid", "epochs": 12, "batch": 3, "lr": 0.01, "held_out": 0, "warmup": 0, "text": 0, **more}
+    )
+    data = Data([folder / "answers" / "data.jsonl"], (), [folder / "answers" / "data.jsonl"])
+    return train_tower(str(folder / start), data, settings, folder / output, lambda line: None, codec=codec)
+
+
+@pytest.mark.parametrize("mode", ["interleaved", "sequential"])
+def test_a_model_learns_to_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
+    own_home(tmp_path, monkeypatch)
+    write_model(tmp_path / "model")
+    write_answers(tmp_path / "answers", 3, mode=mode)
+    codec = write_codec_folder(tmp_path / "codec")
+    record = train(tmp_path, "model", "one", codec, speech=SPEECH, epochs=60)
+    assert record.after["loss"] < 0.2 < record.before["loss"] and record.after["loss of codes"] < 0.5
+    whole = TowerFolder.read(tmp_path / "one", AUDIO).open()
+    assert whole.model.head is not None and whole.model.head.shape == SPEECH
+    assert read_model(tmp_path / "one").layout.vocab == whole.model.backbone.layout.vocab
+    talker = SpeechTalker(tmp_path / "one", AUDIO, [tmp_path / "answers" / "0.wav"], 4096, lambda line: None,
+                          tmp_path / "said.wav", mode)  # fmt: skip
+    tokenizer = ChatTokenizer(whole.tokenizer, "model")
+    question = tokenizer.question([Message(role="user", content=talker.opening + "Pitch?")])
+    answer = list(talker.answer(question, 60, tokenizer.ends))
+    assert tokenizer.answer_of(answer) == "low" and answer[-1] in tokenizer.ends
+    sound, rate = soundfile.read(tmp_path / "said.wav")
+    assert rate == 24_000 and len(sound) in [1920 * frames for frames in (3, 4, 5, 6)]
+
+
+def test_stages_train_the_head_of_the_folder_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_home(tmp_path, monkeypatch)
+    write_model(tmp_path / "model")
+    write_answers(tmp_path / "answers", 3)
+    with pytest.raises(InvalidInput, match=r"data.jsonl:1: has speech: name a codec"):
+        train(tmp_path, "model", "none")
+    codec = write_codec_folder(tmp_path / "codec")
+    with pytest.raises(InvalidInput, match="the codec has 3 codebooks of 16 entries"):
+        train(tmp_path, "model", "none", codec, speech=SpeechShape(codebooks=2, entries=16, rq=SPEECH.rq))
+    train(tmp_path, "model", "one", codec, speech=SPEECH, epochs=1, stage="connector")
+    train(tmp_path, "one", "two", epochs=1)
+    heads = [
+        {
+            name: tensor
+            for name, tensor in load_file(tmp_path / folder / "model.safetensors").items()
+            if "speech" in name
+        }
+        for folder in ("one", "two")
+    ]
+    assert heads[0].keys() == heads[1].keys() and "model.speech_head.project.weight" in heads[0]
+    assert not torch.equal(*(head["model.speech_head.project.weight"] for head in heads))
+    assert (tmp_path / "two" / "codec" / "model.safetensors").is_file()
+    other = write_codec_folder(tmp_path / "other", entries=32)
+    with pytest.raises(InvalidInput, match="codes of another codec"):
+        train(tmp_path, "two", "three", other)
+    assert merge_runs([tmp_path / "two", tmp_path / "one"], None, MergeSettings(), tmp_path / "merged")
+    SpeechTalker(tmp_path / "merged", AUDIO, [], 100, lambda line: None, tmp_path / "a.wav", "sequential")
+
+
+def test_the_commands_train_and_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_home(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    write_sounds(Path("sounds"))
+    write_model(Path("model"))
+    write_answers(Path("answers"), 3)
+    Path("codec.yaml").write_text(codec_settings(epochs=1).model_dump_json())
+    trained = nas("family", "codec", "sounds", "-o", "codec", "--config", "codec.yaml")
+    assert trained.code == 0, trained.err
+    assert "3 files" in trained.out and "--codec codec" in trained.err
+    Path("stage.yaml").write_text(
+        f"stage: mid\ntext: 0\nheld_out: 0\nlr: 0.01\nepochs: 30\nspeech: {SPEECH.model_dump_json()}\n"
+    )
+    command = ("family", "audio", "model", "--data", "answers/data.jsonl", "-o", "out", "--config", "stage.yaml")
+    spoken = nas(*command, "--codec", "codec")
+    assert spoken.code == 0, spoken.err
+    chat = ("chat", "out", "--tokens", "40", "--temperature", "0", "--speak", "said.wav")
+    answers = nas(*chat, "--audio", "answers/0.wav", stdin="Pitch?\n")
+    assert answers.code == 0, answers.err
+    assert all(part in answers.err for part in ("encoder", "backbone", "RQ head", "detokenizer", "together"))
+    assert soundfile.info("said.wav").samplerate == 24_000
+    assert "does not speak" in nas("chat", "model", "--speak", "a.wav", stdin="a\n").err
+
+
+def test_data_of_models_that_do_not_speak_has_no_speech(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="do not speak"):
+        VisionSettings.of_stage("mid").spoken(CODEC)
+    write_answers(tmp_path, 1, mode="both")
+    with pytest.raises(InvalidInput, match=r"data.jsonl:1: mode"):
+        read_media_lines(tmp_path / "data.jsonl", ChatTokenizer(audio_model().tokenizer, "model"), AUDIO)
+    for speech, problem in (("../b.wav", "not in the folder"), ("b.wav", "no file b.wav"), ("", "speech")):
+        write_answers(tmp_path, 1, speech=speech)
+        with pytest.raises(InvalidInput, match=problem):
+            read_media_lines(tmp_path / "data.jsonl", ChatTokenizer(audio_model().tokenizer, "model"), AUDIO)

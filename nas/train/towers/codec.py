@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import MimiModel
 from transformers.audio_utils import mel_filter_bank
 
 from nas.core.durable import write_durably
@@ -118,7 +117,9 @@ class Quantiser(nn.Module):
         summed, loss, codes = torch.zeros_like(rest), rest.new_zeros(()), []
         for inward, entries, outward in zip(self.inward, self.entries, self.outward, strict=True):
             narrow = inward(rest)
-            codes.append((F.normalize(narrow, dim=-1) @ F.normalize(entries.weight, dim=-1).T).argmax(-1))
+            codes.append(
+                (F.normalize(narrow, dim=-1) @ F.normalize(entries.get_parameter("weight"), dim=-1).T).argmax(-1)
+            )
             nearest = entries(codes[-1])
             loss = loss + F.mse_loss(nearest, narrow.detach()) + _COMMITMENT * F.mse_loss(narrow, nearest.detach())
             embedded = outward(narrow + (nearest - narrow).detach())
@@ -157,7 +158,8 @@ class Codec(nn.Module):
     def quantised(self, samples: Tensor) -> Quantised:
         """Returns codes and their embeddings of samples [B, 1920 F], of an own codec."""
         features = self.encoder.features(self.inputs(self.mel(samples)))
-        return self.quantiser(features.unflatten(1, (-1, self.shape.upsampling)).mean(2))  # type: ignore[no-any-return]
+        quantised: Quantised = self.quantiser(torch.unflatten(features, 1, (-1, self.shape.upsampling)).mean(2))
+        return quantised
 
     @torch.no_grad()
     def codes(self, samples: Tensor) -> Tensor:
@@ -190,6 +192,8 @@ def _mimi(folder: Path, shape: CodecShape) -> Any:
     """
     if not (folder / MODEL).is_file() or read_json(folder / MODEL, _MOST_BYTES).get("model_type") != "mimi":
         raise InvalidInput("is no folder of Mimi", where=str(folder))
+    from transformers import MimiModel
+
     try:
         model = MimiModel.from_pretrained(str(folder), local_files_only=True, use_safetensors=True)
     except (OSError, ValueError, RuntimeError) as error:
@@ -211,6 +215,13 @@ def write_codec(folder: Path, codec: Codec) -> None:
     save_file(tensors, folder / f".{SINGLE}", metadata={"format": "pt"})
     (folder / f".{SINGLE}").replace(folder / SINGLE)
     write_durably(folder / MODEL, json_bytes({"model_type": CODEC_TYPE, **codec.shape.model_dump()}))
+
+
+def copy_codec(source: Path, target: Path) -> None:
+    """Copies a codec's folder without its record."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in (SINGLE, MODEL):
+        write_durably(target / name, (source / name).read_bytes())
 
 
 def read_codec(folder: Path, mimi: Path | None = None) -> Codec:

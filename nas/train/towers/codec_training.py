@@ -93,7 +93,7 @@ class Discriminator(nn.Module):
     def forward(self, samples: Tensor) -> list[Tensor]:
         """Returns the features of each layer for samples [B, T], and the verdict as the last."""
         if self._period:
-            x = F.pad(samples, (0, -samples.shape[1] % self._period)).unflatten(1, (-1, self._period))
+            x = torch.unflatten(F.pad(samples, (0, -samples.shape[1] % self._period)), 1, (-1, self._period))
         else:
             window = torch.hann_window(self._window, device=samples.device)
             hop = self._window // 4

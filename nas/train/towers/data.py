@@ -51,9 +51,14 @@ class MediaConversation(Conversation):
         paths = [_path(file, modality) for file in _listed(record, modality)]
         record = {name: value for name, value in record.items() if name not in modality.keys}
         for caption, question in _CAPTIONS:
-            if not {"messages", "conversations"} & record.keys() and caption in record and (paths or record.get("speech")):
+            if (
+                not {"messages", "conversations"} & record.keys()
+                and caption in record
+                and (paths or record.get("speech"))
+            ):
                 user = {"role": "user", "content": str(record.get(question) or modality.marker)}
-                record = {"messages": [user, {"role": "assistant", "content": record[caption]}]}
+                spoken = {name: record[name] for name in ("speech", "mode") if name in record}
+                record = {"messages": [user, {"role": "assistant", "content": record[caption]}], **spoken}
         if isinstance(messages := record.get("messages"), list):
             record["messages"] = [_with_markers(message, paths, modality) for message in messages]
         record = converted(record)
@@ -147,6 +152,11 @@ class MediaLine(NamedTuple):
     conversation: MediaConversation
     files: tuple[MediaFile, ...]
     speech: MediaFile | None
+
+    @property
+    def all_files(self) -> tuple[MediaFile, ...]:
+        """Those of questions, and that of the answer."""
+        return self.files if self.speech is None else (*self.files, self.speech)
 
     def expanded(self, processor: Processor) -> Conversation:
         """Returns the conversation with the tokens of its files."""

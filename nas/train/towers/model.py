@@ -11,8 +11,10 @@ A tower is a subclass of `Tower`: that of images is `nas.train.towers.vision.Vis
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -87,7 +89,15 @@ class TowerModel(nn.Module):
 
     @torch.no_grad()
     def spoken(
-        self, question: Tensor, most: int, ends: Collection[int], mode: Mode, *, temperature: float = 0.0, seed: int = 0
+        self,
+        question: Tensor,
+        most: int,
+        ends: Collection[int],
+        mode: Mode,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        seconds: dict[str, float] | None = None,
     ) -> Iterator[int | Tensor]:
         """Yields an answer in text and sound: tokens, and frames [Q], as they are computed.
 
@@ -98,27 +108,41 @@ class TowerModel(nn.Module):
             mode: in which text and sound follow each other.
             temperature: of sampling; 0: the likeliest token or code each time.
             seed: of sampling.
+            seconds: takes those of `backbone`, its output head included, and of `RQ head`.
         """
         assert self.head is not None
         rng, turn = np.random.default_rng(seed), Turn(mode, self.head.tokens)
+        spent = dict[str, float]() if seconds is None else seconds
 
         def pick(logits: Tensor) -> int:
             return draw(logits.double().numpy(), temperature, rng)
 
-        features, state = self.backbone.read(question)
+        inputs, state = question, None
         for _ in range(most):
+            with timed(spent, "backbone"):
+                features, state = self.backbone.read(inputs, state)
             if turn.speaking:
-                codes = self.head.frame(features[0, -1], pick)
+                with timed(spent, "RQ head"):
+                    codes = self.head.frame(features[0, -1], pick)
+                    inputs = self.head.embeddings(codes)[None, None]
                 yield codes
                 turn.sound(end=int(codes[0]) == self.head.end)
-                features, state = self.backbone.read(self.head.embeddings(codes)[None, None], state)
             else:
-                token = pick(self.backbone.logits(features[0, -1]))
+                with timed(spent, "backbone"):
+                    token = pick(self.backbone.logits(features[0, -1]))
                 yield token
                 if token in ends:
                     return
                 turn.say(token)
-                features, state = self.backbone.read(torch.tensor([[token]]), state)
+                inputs = torch.tensor([[token]])
+
+
+@contextmanager
+def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Adds the seconds that the block takes to those of a part."""
+    start = time.perf_counter()
+    yield
+    seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - start
 
 
 def _placed(embedded: Tensor, places: Tensor, rows: Tensor) -> Tensor:

@@ -132,8 +132,8 @@ def tower_tokenizer(
     return ModelTokenizer(changed.to_str().encode(), carried)
 
 
-def speech_head(shape: SpeechShape, d_model: int, tokenizer: ModelTokenizer, where: str) -> SpeechHead:
-    """Returns a head with weights as allocated.
+def speech_tokens(tokenizer: ModelTokenizer, where: str) -> SpeechTokens:
+    """Returns the ids of the tokens of models that speak.
 
     Raises:
         InvalidInput: the tokenizer lacks a token of models that speak.
@@ -141,7 +141,7 @@ def speech_head(shape: SpeechShape, d_model: int, tokenizer: ModelTokenizer, whe
     ids = tokenizer.tokenizer.get_vocab(with_added_tokens=True)
     if missing := [token for token in SPEECH_TOKENS if token not in ids]:
         raise InvalidInput(f"its tokenizer has no token {missing[0]}", where=where)
-    return SpeechHead(shape, d_model, SpeechTokens(*(ids[token] for token in SPEECH_TOKENS)))
+    return SpeechTokens(*(ids[token] for token in SPEECH_TOKENS))
 
 
 def with_head(model: TowerModel, layout: Layout, shape: SpeechShape, tokenizer: ModelTokenizer, seed: int) -> None:
@@ -150,7 +150,7 @@ def with_head(model: TowerModel, layout: Layout, shape: SpeechShape, tokenizer: 
     grown = replace(layout, vocab=max(layout.vocab, tokenizer.size))
     model.backbone = Model(grown, None)
     model.backbone.load_state_dict(_with_rows(state, grown.vocab))
-    model.head = speech_head(shape, layout.d_model, tokenizer, "tokenizer.json")
+    model.head = SpeechHead(shape, layout.d_model, speech_tokens(tokenizer, "tokenizer.json"))
     model.head.draw(seed, state["embed.weight"])
 
 
@@ -354,18 +354,19 @@ class TowerFolder:
         load_encoder(tower, self.folder, self.modality)
         load_part(tower.connector, shards, CONNECTOR)
         # The language model's epsilon is part of its embedding's scale, see `nas.train.adapt.configuration`.
+        factor: Any = language.factors.get("embed.weight", 1.0)
         for tensor in tower.connector.linear_2.state_dict().values():
-            tensor.mul_(language.factors.get("embed.weight", 1.0))
+            tensor.mul_(factor)
         model = TowerModel(layout, tower, self.placeholder)
         model.backbone.load_state_dict(state)
         if self.speech is not None:
+            tokens = speech_tokens(self.tokenizer, str(self.folder))
             with torch.device("meta"):
-                head = speech_head(self.speech, layout.d_model, self.tokenizer, str(self.folder))
-                check_part(head, shards, SPEECH_HEAD)
-            model.head = speech_head(self.speech, layout.d_model, self.tokenizer, str(self.folder))
+                check_part(SpeechHead(self.speech, layout.d_model, tokens), shards, SPEECH_HEAD)
+            model.head = SpeechHead(self.speech, layout.d_model, tokens)
             load_part(model.head, shards, SPEECH_HEAD)
             with torch.no_grad():
-                model.head.embed.weight.mul_(language.factors.get("embed.weight", 1.0))
+                model.head.embed.weight.mul_(factor)
         return MultimodalModel(self.modality, model, self.shape, self.tokenizer, self.processor, self.context)
 
 

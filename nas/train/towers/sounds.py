@@ -95,6 +95,9 @@ class SoundSettings(Processor):
             raise InvalidInput(f"{sound.path} has changed", where=sound.place)
         return features_of(torch.from_numpy(samples), self.feature_size)
 
+    def samples(self, file: MediaFile, rate: int) -> Tensor:
+        return torch.from_numpy(read_samples(file.path, file.place, rate))
+
     def seconds(self, file: MediaFile) -> float:
         return file.size[0] / RATE
 

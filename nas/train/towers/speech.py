@@ -126,12 +126,11 @@ class SpeechHead(nn.Module):
         return self.shape.rows(codes, self.end + 1)
 
     def _inputs(self, features: Tensor) -> Tensor:
-        projected: Tensor = self.project(features)
-        return projected.unflatten(-1, (self.shape.codebooks, -1))
+        return torch.unflatten(self.project(features), -1, (self.shape.codebooks, -1))
 
     def _entries(self) -> Tensor:
         """Returns the rows of each codebook, [Q, entries + 1, d]; they are inputs and outputs of the layers."""
-        return self.layers.embed.weight.unflatten(0, (self.shape.codebooks, -1))
+        return torch.unflatten(self.layers.embed.weight, 0, (self.shape.codebooks, -1))
 
 
 @dataclass
