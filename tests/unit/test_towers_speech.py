@@ -377,7 +377,7 @@ def test_the_commands_train_and_speak(tmp_path: Path, monkeypatch: pytest.Monkey
     assert trained.code == 0, trained.err
     assert "3 files" in trained.out and "--codec codec" in trained.err
     Path("stage.yaml").write_text(
-        f"stage: mid\ntext: 0\nheld_out: 0\nlr: 0.01\nepochs: 30\nspeech: {SPEECH.model_dump_json()}\n"
+        f"stage: mid\ntext: 0\nheld_out: 0\nlr: 0.01\nepochs: 40\nbatch: 3\nspeech: {SPEECH.model_dump_json()}\n"
     )
     command = ("family", "audio", "model", "--data", "answers/data.jsonl", "-o", "out", "--config", "stage.yaml")
     spoken = nas(*command, "--codec", "codec")

@@ -165,7 +165,7 @@ class AudioSettings(TowerSettings):
 
     def spoken(self, codebooks: Codebooks) -> SpeechShape:
         shape = self.speech or SpeechShape(codebooks=codebooks.codebooks, entries=codebooks.entries)
-        if (shape.codebooks, shape.entries) != (codebooks.codebooks, codebooks.entries):
-            about = f"{codebooks.codebooks} codebooks of {codebooks.entries} entries"
-            raise InvalidInput(f"the codec has {about}", where="speech")
+        if shape.books != codebooks.books:
+            count, entries = codebooks.books
+            raise InvalidInput(f"the codec has {count} codebooks of {entries} entries", where="speech")
         return shape

@@ -111,8 +111,12 @@ class SpeechTalker(TowerTalker):
             raise InvalidInput(
                 "does not speak: `nas family audio --codec` gives a model a head that does", where=str(folder)
             )
+        if not speak.parent.is_dir():
+            raise InvalidInput(f"there is no folder {speak.parent}", where="--speak")
         self._head, self._speak, self._mode = self._whole.head, speak, mode
         self._detokenizer = read_codec(folder / CODEC).detokenizer
+        if self._detokenizer.shape.books != self._head.shape.books:
+            raise InvalidInput("its codec has other codebooks than its head", where=str(folder))
         self._speech: list[Tensor] = []
 
     @torch.no_grad()

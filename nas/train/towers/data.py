@@ -57,7 +57,7 @@ class MediaConversation(Conversation):
                 and (paths or record.get("speech"))
             ):
                 user = {"role": "user", "content": str(record.get(question) or modality.marker)}
-                spoken = {name: record[name] for name in ("speech", "mode") if name in record}
+                spoken: dict[str, Any] = {name: record[name] for name in ("speech", "mode") if name in record}
                 record = {"messages": [user, {"role": "assistant", "content": record[caption]}], **spoken}
         if isinstance(messages := record.get("messages"), list):
             record["messages"] = [_with_markers(message, paths, modality) for message in messages]

@@ -39,6 +39,11 @@ class Codebooks(BaseModel):
     codebooks: int = Field(8, ge=1, le=32)
     entries: int = Field(2048, ge=2, le=65536, description="of each codebook")
 
+    @property
+    def books(self) -> tuple[int, int]:
+        """Number of codebooks, and entries of each."""
+        return self.codebooks, self.entries
+
     def layout(self, line: str, rows: int) -> Layout:
         """Returns a layout without its vocabulary, such as `d512 ffn=swiglu:1536 [C3*2]`, with `rows` of each codebook.
 

@@ -294,7 +294,7 @@ class _Speech(NamedTuple):
     def of(cls, folder: Path, mimi: Path | None, settings: TowerSettings, place: TowerFolder | None) -> _Speech:
         codec = read_codec(folder, mimi)
         shape = settings.spoken(codec.shape) if place is None or place.speech is None else place.speech
-        if (shape.codebooks, shape.entries) != (codec.shape.codebooks, codec.shape.entries):
+        if shape.books != codec.shape.books:
             raise InvalidInput("the model speaks codes of another codec", where=str(folder))
         files = [file for path in (folder, mimi) if path is not None for file in shard_files(path)]
         return cls(folder, codec, shape, [sha256_of(file) for file in files])
