@@ -7,7 +7,7 @@ Debian that no child is trained on, and of words and numbers. The Q4_0 files of 
 runtime that they are measured in. Report: `RECORDED`.
 
 Of several answers, the one with the largest log-probability for each byte counts as chosen. Other answers are generated
-greedily and checked.
+greedily and checked. Each answer is a line of FOLDER/tasks/answers.jsonl: a stopped run continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.adapt_real import unpacked
 from benchmarks.page import table
 from benchmarks.runs import say
-from nas.core.canonical import sha256_of
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import write_durably
 from nas.core.family import TaskScore
 from nas.measure.runtimes.base import Checkpoint
@@ -84,6 +84,29 @@ class Question:
     chat: bool = False
 
 
+class _Answers:
+    """Which answers of files were right, one JSON line for each answer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._right = {tuple(line[:2]): line[2] for line in map(json.loads, lines)}
+
+    def right(self, file: str, question: Question) -> bool | None:
+        """Returns whether a file's answer was right, None without one; `file` is its SHA-256."""
+        return self._right.get((file, _key(question)))
+
+    def add(self, file: str, question: Question, right: bool) -> None:
+        """Records an answer."""
+        self._right[file, _key(question)] = right
+        with self._path.open("a") as lines:
+            lines.write(json.dumps([file, _key(question), right]) + "\n")
+
+
+def _key(question: Question) -> str:
+    return content_hash([question.task, question.text, question.answers, question.most, question.chat])
+
+
 def run(folder: Path, limit: int) -> None:
     """Asks model and child, and records how many answers are right.
 
@@ -97,24 +120,26 @@ def run(folder: Path, limit: int) -> None:
     _export_model(folder)
     with unpacked(PACKAGES) as share:
         questions = [question for task in _questions(share, limit, chat) for question in task]
-    right: dict[str, list[bool]] = {}
+    answers = _Answers(folder / "tasks" / "answers.jsonl")
     turns: list[dict[str, str]] = [{"user": text} for text in _TURNS]
+    files: dict[str, str] = {}
     for name, file in {"model": model, "child": child}.items():
+        files[name] = sha256_of(file)
         with dialogue(file, _CONTEXT) as talker:
-            right[name] = []
             for number, question in enumerate(questions):
                 if number % 50 == 0:
                     say(f"{name}: {number} of {len(questions)} questions")
-                right[name].append(_is_right(talker, chat, question))
+                if answers.right(files[name], question) is None:
+                    answers.add(files[name], question, _is_right(talker, chat, question))
             for turn in turns:
                 ids = chat.question([Message(role="user", content=turn["user"])])
                 turn[name] = chat.answer_of(list(talker.answer(ids, 96, chat.ends)))
     tasks: dict[str, Any] = {}
-    for number, question in enumerate(questions):
+    for question in questions:
         chance = 1 / len(question.answers) if question.answers else 0.0
         task = tasks.setdefault(question.task, {"chance": chance, "model": "", "child": ""})
-        for name, answers in right.items():
-            task[name] += "01"[answers[number]]
+        for name, sha256 in files.items():
+            task[name] += "01"[bool(answers.right(sha256, question))]
     write_durably(RECORDED, (json.dumps({"tasks": tasks, "turns": turns}, indent=1) + "\n").encode())
 
 

@@ -70,11 +70,11 @@ from nas.train.posttrain.evaluate import PYTORCH, file_answerer
 from nas.train.posttrain.generation import ALL, Respond, answerer, by_task, exact_answers
 from nas.train.posttrain.merging import MergeSettings, merge
 from nas.train.posttrain.objective import answer_nats
-from nas.train.posttrain.recipe import PostTrainingRecipe, run_recipe
 from nas.train.posttrain.sft import padded, passes_of
 from nas.train.posttrain.toy_data import write_tasks
 from nas.train.pretrain import member_training
 from nas.train.pretrain.tokenizer_training import train_tokenizer
+from nas.train.recipe import PostTrainingRecipe, run_recipe
 from nas.train.release.files import write_files
 from nas.train.release.huggingface import DrawnWeights, Planned, shards, write_safetensors
 from nas.train.release.options import FileOptions

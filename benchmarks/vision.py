@@ -49,12 +49,12 @@ from nas.measure.runtimes.toolchain import fetched
 from nas.model.nn.model import Model
 from nas.model.nn.weights import checkpoint_layout, load_weights
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_lines
-from nas.train.posttrain.recipe import PostTrainingRecipe, run_recipe
 from nas.train.posttrain.sft import padded
 from nas.train.posttrain.start import start_model
 from nas.train.posttrain.toy_data import write_tasks
 from nas.train.pretrain import member_training
 from nas.train.pretrain.tokenizer_training import train_tokenizer
+from nas.train.recipe import PostTrainingRecipe, run_recipe
 from nas.train.release.options import FileOptions
 from nas.train.towers.data import MediaLine, read_media_lines
 from nas.train.towers.gguf import write_gguf_model

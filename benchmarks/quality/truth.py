@@ -4,7 +4,8 @@
     python -m benchmarks.quality.truth report [--page docs/measured/truth.md]
 
 With --only, --task-lr and --task-steps both look at some orderings under another protocol. With N times the steps, the
-part of the page is called verdicts-N.
+part of the page is called verdicts-N. With --recall claims of recall are judged by the task `recall` in place of MQAR,
+in verdicts-recall; but for those about a short convolution, which that task leaves nothing to do.
 
 Each ordering is two layouts, the evaluation groups in which one is known to be better, and the source that says so. All
 layouts are narrowed and trained by `PROTOCOL`, two seeds in one pass. The verdict is *right* or *wrong* where the mean
@@ -21,7 +22,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Any, Literal
@@ -44,6 +45,7 @@ PROTOCOL = QualityConfig(
             name="truth",
             lm_steps=300,
             tasks={
+                "recall": TaskStage(steps=150, batch=16),
                 "mqar": TaskStage(steps=300, settings={"pairs": 8, "keys": 16, "values": 16, "length": 64}),
                 "selcopy": TaskStage(steps=240),
                 "induction": TaskStage(steps=240),
@@ -314,6 +316,9 @@ ORDERINGS = (
 )
 """Named beforehand: an ordering is not taken out because the protocol fails it."""
 
+_ABOUT_CONVOLUTIONS = ("canon-recall", "mamba2-over-gla-recall")
+"""Claims that a short convolution in front of a mixer is what recalls more."""
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -359,21 +364,33 @@ def main() -> None:
         command.add_argument("--only", nargs="*", metavar="NAME", choices=[ordering.name for ordering in ORDERINGS])
         command.add_argument("--task-lr", type=float, default=PROTOCOL.task_lr, help="another learning rate of tasks")
         command.add_argument("--task-steps", type=int, default=1, metavar="N", help="N times the steps of tasks")
+        command.add_argument("--recall", action="store_true", help="judge recall by the task of that name")
     options = parser.parse_args()
     suite = Suite(
         refer(PROTOCOL.corpus, Path.cwd()),
         options.seeds,
         variant(options.task_lr, options.task_steps),
-        tuple(ordering for ordering in ORDERINGS if options.only is None or ordering.name in options.only),
+        tuple(
+            judged_by_recall(ordering) if options.recall else ordering
+            for ordering in ORDERINGS
+            if options.only is None or ordering.name in options.only
+        ),
     )
     if options.command == "run":
         run(suite, options.minutes)
         return
-    suffix = f"-{options.task_steps}" if options.task_steps > 1 else ""
+    suffix = f"-{options.task_steps}" if options.task_steps > 1 else "-recall" if options.recall else ""
     if options.page:
         fill(options.page, "verdicts" + suffix, verdicts(suite))
     else:
         print(verdicts(suite))
+
+
+def judged_by_recall(ordering: Ordering) -> Ordering:
+    """Returns `ordering` with the task `recall` in place of MQAR, unless it is about short convolutions."""
+    if ordering.groups != _RECALL or ordering.name in _ABOUT_CONVOLUTIONS:
+        return ordering
+    return replace(ordering, groups=("task/recall",))
 
 
 def variant(task_lr: float, times: int) -> QualityConfig:
@@ -518,14 +535,23 @@ def verdicts(suite: Suite) -> str:
         )
     trained = [rows_by_key[key] for key in suite.all_jobs() if key in rows_by_key]
     cost = sum(row["cpu_seconds"] for row in trained)
-    mqar = make_task("mqar", suite.protocol.rungs[-1].tasks["mqar"].settings)
-    assert isinstance(mqar, AssociativeRecall)
     return (
         f"Right: {words.count('right')} of {sum(map(words.count, _DECIDED))} decided; undecided:"
         f" {words.count('undecided')}; not run: {len(suite.orderings) - len(judged)}. Of the decided, {firm} differ by"
-        f" two pooled errors, too. {len(trained)} trainings, {suite.seeds} seeds, {cost:.0f} CPU seconds. MQAR:"
-        f" {score_of_shown_values(mqar.pairs, mqar.values):.2f} nats is to know which values were shown,"
-        f" {mqar.chance_nats:.2f} to recall all of them.\n\n{markdown(rows)}"
+        f" two pooled errors, too. {len(trained)} trainings, {suite.seeds} seeds, {cost:.0f} CPU seconds."
+        f"{_mqar_scale(suite)}\n\n{markdown(rows)}"
+    )
+
+
+def _mqar_scale(suite: Suite) -> str:
+    """Returns what scores of MQAR mean, where a claim is judged by it."""
+    if all(ordering.groups != _RECALL for ordering in suite.orderings):
+        return ""
+    mqar = make_task("mqar", suite.protocol.rungs[-1].tasks["mqar"].settings)
+    assert isinstance(mqar, AssociativeRecall)
+    return (
+        f" MQAR: {score_of_shown_values(mqar.pairs, mqar.values):.2f} nats is to know which values were shown,"
+        f" {mqar.chance_nats:.2f} to recall all of them."
     )
 
 

@@ -71,7 +71,15 @@ class Metric:
 
 
 RECALL_METRIC = "quality.recall"
-RECALL = ("task/automata", "task/selcopy", "task/induction", "task/mqar", "task/noisyrecall", "lm/recall")
+RECALL = (
+    "task/automata",
+    "task/selcopy",
+    "task/induction",
+    "task/mqar",
+    "task/recall",
+    "task/noisyrecall",
+    "lm/recall",
+)
 """Groups of recall begin with one of these."""
 
 METRICS: dict[str, Metric] = {

@@ -74,7 +74,8 @@ class Task(Protocol):
     def batch(self, generator: np.random.Generator, size: int) -> Batch:
         """Returns `size` examples: inputs [B, T] and, for each position, the symbol to predict, or `IGNORE`.
 
-        It is the next symbol of the example, unless the task says otherwise.
+        It is the next symbol of the example, unless the task says otherwise. A task that shows n symbols at once has
+        inputs [B, T, n]: a model reads the sum of their embeddings.
         """
         ...
 
@@ -126,6 +127,7 @@ TASKS: Registry[type[Task]] = Registry(
         "selcopy": "nas.search.proxy.tasks.selcopy:SelectiveCopy",
         "induction": "nas.search.proxy.tasks.induction:Induction",
         "mqar": "nas.search.proxy.tasks.mqar:AssociativeRecall",
+        "recall": "nas.search.proxy.tasks.recall:Recall",
         "noisyrecall": "nas.search.proxy.tasks.noisyrecall:NoisyRecall",
         "automata": "nas.search.proxy.tasks.automata:Automata",
         "knowledge": "nas.search.proxy.tasks.knowledge:Knowledge",

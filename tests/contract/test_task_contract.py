@@ -21,6 +21,16 @@ class TestAssociativeRecall(TaskContract):
     difficulties = ({}, {"pairs": 1, "length": 4}, {"pairs": 8, "keys": 32, "values": 8, "length": 64})
 
 
+class TestRecall(TaskContract):
+    name = "recall"
+    difficulties = (
+        {},
+        {"pairs": 1, "length": 4},
+        {"pairs": 12, "keys": 32, "values": 8, "length": 48},
+        {"fewer": False, "beside": False},
+    )
+
+
 class TestNoisyRecall(TaskContract):
     name = "noisyrecall"
     difficulties = ({}, {"pairs": 4, "values": 8, "length": 32, "share": 0.2})

@@ -17,9 +17,9 @@ from pretrain_lab import SETTINGS, run_here, write_corpus, write_family, write_t
 
 from nas.core.canonical import sha256_of
 from nas.core.family import families_folder
-from nas.train.posttrain.recipe import read_recipe, run_recipe
 from nas.train.posttrain.toy_data import write_tasks
 from nas.train.pretrain import member_training
+from nas.train.recipe import read_recipe, run_recipe
 from nas.train.release.options import FileOptions
 
 DEADLINE_S = 600

@@ -23,10 +23,10 @@ from nas.train.adapt.checkpoints import read_model
 from nas.train.posttrain.conversations import ChatTokenizer
 from nas.train.posttrain.evaluate import Chat, chat_tokenizer, open_dialogue
 from nas.train.posttrain.generation import answerer, generate, loaded
-from nas.train.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
 from nas.train.posttrain.toy_data import write_tasks
 from nas.train.pretrain import member_training
 from nas.train.pretrain.member_training import WEIGHTS
+from nas.train.recipe import PostTrainingRecipe, read_recipe, run_recipe
 from nas.train.release.options import FileOptions
 
 

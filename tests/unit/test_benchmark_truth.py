@@ -13,6 +13,7 @@ from benchmarks.quality.truth import (
     Suite,
     Verdict,
     judge,
+    judged_by_recall,
     pooled_deviation,
     score_of_shown_values,
     variant,
@@ -97,6 +98,13 @@ def test_a_variant_changes_tasks_alone() -> None:
     for job, other in zip(before, after, strict=True):
         changed = (1, job.lr) if job.run.kind == "lm" else (3, 0.01)
         assert (other.steps / job.steps, other.lr) == changed
+
+
+def test_claims_about_short_convolutions_stay_with_mqar() -> None:
+    tasks = {ordering.name: judged_by_recall(ordering).groups for ordering in ORDERINGS}
+    assert tasks["window-recall"] == ("task/recall",)
+    assert tasks["canon-recall"] == ("task/mqar",)
+    assert tasks["induction"] == ("task/induction",)
 
 
 def test_the_score_of_knowing_the_shown_values() -> None:

@@ -34,9 +34,9 @@ from nas.train.posttrain.evaluate import Chat, read_tools
 from nas.train.posttrain.generation import answerer, by_task, exact_matches, generate
 from nas.train.posttrain.judges import RULES, Sample, command_judge, preference_of
 from nas.train.posttrain.prefer import ACCURACY, PreferSettings, answer_log_probabilities, preference_loss
-from nas.train.posttrain.recipe import PostTrainingRecipe, run_recipe
 from nas.train.posttrain.reward_model import RewardModel
 from nas.train.posttrain.toy_data import TASKS, conversations, is_test, preferences, write_tasks
+from nas.train.recipe import PostTrainingRecipe, run_recipe
 from nas.train.release.options import FileOptions
 from nas.train.release.tokenizer import BOS, SPECIAL, byte_tokenizer, chat_template
 

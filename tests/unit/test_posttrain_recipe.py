@@ -13,15 +13,16 @@ from pretrain_lab import LAYOUT, SETTINGS, end_sampled_answers, tiny_family
 from safetensors.torch import load_file, save_file
 
 from nas.core.errors import InvalidInput
-from nas.core.family import MemberTraining
+from nas.core.family import MemberTraining, read_record
 from nas.core.layout import Layout
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
 from nas.serve.views.family import member_folder
-from nas.train.posttrain.recipe import PostTrainingRecipe, run_recipe
 from nas.train.posttrain.toy_data import write_tasks
 from nas.train.pretrain.recipe import Settings, complete
+from nas.train.recipe import PostTrainingRecipe, run_recipe
 from nas.train.release.options import FileOptions
+from nas.train.retrieval.training import RetrievalRecord
 
 _LENGTHS = "import sys\nfor line in sys.stdin: print(len(line))"
 SFT = {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1}
@@ -40,11 +41,10 @@ def text(tokens: int, **more: Any) -> dict[str, Any]:
     return {"kind": "pretrain", "corpus": ["corpus"], "settings": settings, **more}
 
 
-def run(folder: Path, *stages: dict[str, Any]) -> MemberTraining:
+def run(folder: Path, *stages: dict[str, Any], transformers: bool = False) -> MemberTraining:
     recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
-    return run_recipe(
-        "tiny", "1M", recipe, folder, lambda line: None, workers=1, files=FileOptions(gguf=(), transformers=False)
-    )
+    files = FileOptions(gguf=(), transformers=transformers)
+    return run_recipe("tiny", "1M", recipe, folder, lambda line: None, workers=1, files=files)
 
 
 def weights(record: MemberTraining) -> Path:
@@ -211,3 +211,25 @@ def test_training_data_is_apart_from_evaluations_and_benchmarks(member: Path, mo
     assert "2 of 4 questions overlap those of evaluations and were dropped" in said
     with pytest.raises(InvalidInput, match=r"nowhere: has no data of any benchmark"):
         run(member, text(4 * 256), {**SFT, "benchmarks": "nowhere"})
+
+
+def test_the_last_stage_may_train_a_late_interaction_model_in_a_folder_of_its_own(member: Path) -> None:
+    lines = (member / "pairs.jsonl").write_text
+    lines("".join(json.dumps({"query": f"word {n}", "positive": f"the {n} th text"}) + "\n" for n in range(8)))
+    retrieval = {"kind": "retrieval", "data": ["pairs.jsonl"], "batch": 4, "width": 8, "document_length": 16}
+    retrieval |= {"query_length": 8, "held_out": 0}
+    record = run(member, text(4 * 256), retrieval, transformers=True)
+    assert [stage.kind for stage in record.history] == ["pretrain"]
+    trained = read_record(member_folder("tiny", "1M") / "retrieval" / "retrieval.json", RetrievalRecord)
+    assert trained is not None
+    assert (trained.settings.width, trained.steps) == (8, 2)
+    assert trained.source == f"1M of tiny, SHA-256 {record.checkpoint[:12]}"
+    run(member, text(4 * 256), {**retrieval, "name": "small", "width": 4}, transformers=True)
+    assert (member_folder("tiny", "1M") / "retrieval-small" / "retrieval.json").exists()
+    lines("{}\n")
+    with pytest.raises(InvalidInput, match=r"pairs\.jsonl:1"):
+        run(member, text(8 * 256), retrieval)
+    with pytest.raises(ValueError, match="is the last"):
+        run(member, retrieval, text(4 * 256))
+    with pytest.raises(ValueError, match="nothing comes before"):
+        run(member, retrieval)

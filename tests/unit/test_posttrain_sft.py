@@ -42,7 +42,6 @@ from nas.train.posttrain.filters import (
 )
 from nas.train.posttrain.generation import generate
 from nas.train.posttrain.objective import answer_nats, dropped_embeddings
-from nas.train.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
 from nas.train.posttrain.sft import (
     HELD_OUT,
     DataSource,
@@ -56,6 +55,7 @@ from nas.train.posttrain.sft import (
 )
 from nas.train.pretrain import member_training
 from nas.train.pretrain.member_training import MemberToTrain, Work
+from nas.train.recipe import PostTrainingRecipe, read_recipe, run_recipe
 from nas.train.release.options import FileOptions
 from nas.train.release.tokenizer import byte_tokenizer, chat_template
 

@@ -24,9 +24,9 @@ from nas.model.nn.weights import save_weights
 from nas.train.adapt.checkpoints import import_model
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation
 from nas.train.posttrain.evaluate import chat_tokenizer
-from nas.train.posttrain.recipe import PostTrainingRecipe, run_recipe
 from nas.train.posttrain.toy_data import write_tasks
 from nas.train.pretrain import member_training
+from nas.train.recipe import PostTrainingRecipe, run_recipe
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 

@@ -18,15 +18,16 @@ from nas.search.proxy.tasks.induction import Induction
 from nas.search.proxy.tasks.knowledge import Knowledge
 from nas.search.proxy.tasks.mqar import AssociativeRecall
 from nas.search.proxy.tasks.noisyrecall import NoisyRecall
+from nas.search.proxy.tasks.recall import Recall
 from nas.search.proxy.tasks.selcopy import SelectiveCopy
 from nas.search.proxy.tasks.wordproblem import WordProblem
 
-Example = tuple[list[int], list[int]]
+Example = tuple[list[Any], list[int]]
 
 
 def examples(task: Task, count: int = 200, seed: int = 0) -> list[Example]:
     x, y = task.batch(np.random.default_rng(seed), count)
-    assert x.shape == y.shape == (count, task.length)
+    assert x.shape[:2] == y.shape == (count, task.length)
     assert x.dtype == y.dtype == np.int64
     return list(zip(x.tolist(), y.tolist(), strict=True))
 
@@ -62,7 +63,7 @@ def test_without_one_it_is_that_of_its_distribution(monkeypatch: pytest.MonkeyPa
     assert versioned.version("own") == "3"
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if name != "wordproblem"])
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in ("recall", "wordproblem")])
 def test_a_label_is_the_next_token(name: str) -> None:
     """Labels may be shifted by one: the answer is never visible at the position that is asked."""
     for x, y in examples(make_task(name, {})):
@@ -86,6 +87,28 @@ def test_selective_copy_places_symbols_everywhere() -> None:
     task = SelectiveCopy(items=3, symbols=5, length=20)
     places = {t for x, _ in examples(task, 500) for t in range(16) if x[t] >= 2}
     assert places == set(range(16))
+
+
+def test_recall_shows_a_value_beside_its_key_and_asks_for_it() -> None:
+    task, counts = Recall(pairs=6, keys=9, values=4, length=32), set()
+    for x, y in examples(task):
+        keys, blanks, answers = [x[::2], [value for _, value in x[::2]], x[1::2]]
+        pairs = dict(answers[:6])
+        assert blanks == [13] * 16
+        assert [key for key, _ in keys] == [key for key, _ in answers]
+        assert answers == [[key, pairs[key]] for key, _ in keys], "a key keeps its value"
+        assert y[1::2] == [IGNORE] * 16
+        assert y[::2] == [IGNORE] * 6 + [pairs[key] for key, _ in keys[6:]]
+        counts.add(len(pairs))
+    assert counts == {1, 2, 4, 6}
+
+
+def test_recall_without_its_differences_is_that_of_mqar() -> None:
+    for x, y in examples(Recall(pairs=3, keys=5, values=4, length=20, fewer=False, beside=False)):
+        symbols = [symbol for symbol, blank in x if blank == 9]
+        pairs = dict(zip(symbols[0:6:2], symbols[1:6:2], strict=True))
+        assert len(pairs) == 3 and symbols[1::2] == [pairs[key] for key in symbols[::2]]
+        assert y[::2] == [IGNORE] * 3 + symbols[7::2]
 
 
 def test_induction_asks_only_for_steps_seen_before() -> None:

@@ -19,7 +19,7 @@ from nas.model.nn.model import Model
 from nas.model.nn.weights import padded_weights
 from nas.model.text.corpus import MIN_BYTES, CorpusRef, build_corpus, refer
 from nas.search.proxy import train as train_module
-from nas.search.proxy.data import LmData, open_data
+from nas.search.proxy.data import LmData, logits_and_labels, open_data
 from nas.search.proxy.job import LmRun, TaskRun, TrainJob, TrainResult, exported_layout, train_key_inputs, weights_file
 from nas.search.proxy.train import train, train_seeds
 
@@ -304,6 +304,18 @@ def test_seeds_in_one_pass_are_those_alone(changes: dict[str, Any], corpus: Corp
     pairs = zip(together(jobs, tmp_path / "all", lambda: steps.append(1)), jobs, strict=True)
     assert all(numbers(one) == numbers(run(job, tmp_path / "alone")) for one, job in pairs)
     assert len(steps) == jobs[0].steps
+
+
+def test_a_task_of_two_symbols_at_once_trains_in_one_pass_too(corpus: CorpusRef, tmp_path: Path) -> None:
+    """The model reads the sum of their embeddings; a position is one token."""
+    run_ = TaskRun(task="recall", settings={"pairs": 2, "keys": 3, "values": 2, "length": 12})
+    jobs = [lm_job(corpus, seed=seed, run=run_) for seed in SEEDS[:2]]
+    for result, job in zip(together(jobs, tmp_path / "all"), jobs, strict=True):
+        assert numbers(result) == numbers(run(job, tmp_path / "alone"))
+        assert result.tokens == job.steps * job.batch * 12
+    model, (pairs, labels) = Model(Layout.parse("d32 v6 ffn=none [A2/1]"), 0), open_data(jobs[0]).batch(0)
+    sums = model.embed.weight[pairs[:, :, 0]] + model.embed.weight[pairs[:, :, 1]]
+    assert torch.allclose(logits_and_labels(model, pairs, labels, 0)[0], model(sums), atol=1e-6)
 
 
 def test_seeds_that_were_stopped_go_on_together_or_alone(corpus: CorpusRef, tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ from nas.model.nn.weights import save_weights
 from nas.model.text.bpe import encoded
 from nas.model.text.corpus import open_corpus, refer
 from nas.model.text.documents import read_sources
-from nas.train.posttrain.recipe import read_recipe
 from nas.train.pretrain.data import open_tokens
 from nas.train.pretrain.member_training import MemberToTrain
 from nas.train.pretrain.next_token import PretrainingRequest
 from nas.train.pretrain.tokenizer_training import train_tokenizer
+from nas.train.recipe import read_recipe
 
 TEXTS = [f"Grüße Nummer {n}, sagte die Nummer {n * n}. " * 30 + "\n" for n in range(100)]
 

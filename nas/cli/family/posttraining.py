@@ -41,7 +41,7 @@ def post(
 
     See docs/how-to/post-training.md. After an interruption, repeat the command to continue from the last checkpoint.
     """
-    from nas.train.posttrain.recipe import read_recipe, run_recipe
+    from nas.train.recipe import read_recipe, run_recipe
     from nas.train.release.files import files_of
     from nas.train.release.options import kept_options
 
@@ -55,6 +55,9 @@ def post(
         print_json(record.model_dump(mode="json"))
         return
     print_stages(record, "stages")
+    if stages.retrieval is not None:
+        finder = shlex.quote(str(member_folder(name, size) / stages.retrieval.folder))
+        say(f"next: nas family index {finder} DOCUMENTS -o INDEX")
 
 
 def tasks(

@@ -51,7 +51,7 @@ class Data(Protocol):
     """Training batches and evaluation groups of a run."""
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
-        """Returns inputs and labels of a step (from 0), int64 [B, T], and what else the loss takes."""
+        """Returns inputs and labels [B, T] of a step (from 0), int64, and what else the loss takes."""
         ...
 
     def groups(self) -> dict[str, Group]:
@@ -71,7 +71,7 @@ class Group:
     """An evaluation group: a fixed set of examples, the same for every seed.
 
     Args:
-        inputs: int64 [N, T].
+        inputs: int64 [N, T], or [N, T, n] of a task that shows n symbols at once.
         labels: int64 [N, T], `nas.core.task.IGNORE` where none.
         chance: loss of a guess, in `unit`s.
         unit: nats per unit of loss (ln 2 for bits).
@@ -123,10 +123,15 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
 
 
 def logits_and_labels(model: nn.Module, inputs: Tensor, labels: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Returns logits and labels of a batch, those of the text alone where a picture of `side` pixels is before it."""
-    if not side:
+    """Returns logits and labels of a batch, those of the text alone where a picture of `side` pixels is before it.
+
+    The n symbols of inputs [B, T, n] are embedded as their sum.
+    """
+    if inputs.dim() == 2 and not side:
         return model(inputs), labels
-    assert isinstance(model, Model), "layouts of tasks of vision have a tower"
+    assert isinstance(model, Model), "what a task trains and scores is a layout's model"
+    if inputs.dim() > 2:
+        return model(model.embed(inputs).sum(2)), labels
     numbers = inputs[:, : side**2].view(-1, side, side, 1)
     pixels = (numbers >> torch.tensor([16, 8, 0], device=inputs.device) & 255).to(torch.uint8)
     return model.answers(pixels, inputs[:, side**2 :]), labels[:, side**2 :]

@@ -157,7 +157,7 @@ def _passes(
     if alone := unstackable(Model(proxy_layout(jobs[0]), None)):
         worker.log(f"{', '.join(alone)} cannot be stacked: {len(jobs)} seeds train one by one")
         return [[job] for job in jobs]
-    most = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // open_data(jobs[0]).batch(0)[0].numel())
+    most = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // open_data(jobs[0]).batch(0)[1].numel())
     by_step: dict[int, list[TrainJob]] = {}
     for job in jobs:
         checkpoint = _checkpoint(job, checkpoint_dir, checkpoint_s).latest(worker.log)
@@ -248,7 +248,7 @@ def _phases(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Trai
 
         return of_step
 
-    tokens = len(data) * data[0].batch(0)[0].numel()
+    tokens = len(data) * data[0].batch(0)[1].numel()
     shape = () if seeds is None else (seeds,)
     task = make_task(job.run.task, job.run.settings) if isinstance(job.run, TaskRun) else None
     side = task.side if isinstance(task, VisionTask) else 0
@@ -341,7 +341,7 @@ def _results(
             accuracy={name: score.accuracy for name, (score, _) in scores.items()},
             curve=thinned(losses, _CURVE_POINTS),
             steps=state.step,
-            tokens=state.step * data[0].batch(0)[0].numel(),
+            tokens=state.step * data[0].batch(0)[1].numel(),
             seconds=state.seconds / len(jobs),
             cpu_seconds=state.cpu_seconds / len(jobs),
             device=worker.describe(),

@@ -9,6 +9,7 @@
       - {kind: sft, data: [{path: chat.jsonl}], epochs: 3}
       - {kind: prefer, questions: [chat.jsonl], judge: exact}
       - {kind: merge, method: ties, models: [sft, prefer]}
+      - {kind: retrieval, data: [pairs.jsonl]}          # last: a model of its own, in the member's folder retrieval/
 
 A stage continues the weights of the one before, or of the earlier one that `from` names; the first one those of
 `start`, else those of the trainings of other kinds on record, or random ones. Stages that have ended are skipped, and
@@ -47,6 +48,8 @@ from nas.train.pretrain.recipe import Settings
 from nas.train.release.files import find_member, tokenizer_of
 from nas.train.release.options import FileOptions
 from nas.train.release.templates import DATE
+from nas.train.retrieval.data import read_examples
+from nas.train.retrieval.training import RetrievalSettings, train_retriever
 
 _NAME = r"^$|^[a-z0-9][a-z0-9_-]{0,63}$"
 
@@ -137,9 +140,26 @@ class MergeStage(_Named, MergeStageSettings):
         return MergeRequest(settings=MergeStageSettings.model_validate(fields))
 
 
+class RetrievalStage(RetrievalSettings):
+    """Training of a late-interaction model from the weights of the stage before, in a folder of its own."""
+
+    kind: Literal["retrieval"]
+    name: str = Field("", pattern=_NAME, description="of the folder, behind retrieval-; none: retrieval")
+    data: tuple[str, ...] = Field(min_length=1)
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder, in that of the member."""
+        return f"retrieval-{self.name}" if self.name else "retrieval"
+
+    def settings(self) -> RetrievalSettings:
+        """Returns the settings of the training."""
+        return RetrievalSettings.model_validate(self.model_dump(exclude={"kind", "name", "data"}))
+
+
 _Stage = PretrainStage | LongStage | SftStage | PreferStage | MergeStage
-AnyStage = Annotated[_Stage, Field(discriminator="kind")]
-"""A stage; another kind is one more class here, with a `kind` and a method `request`."""
+AnyStage = Annotated[_Stage | RetrievalStage, Field(discriminator="kind")]
+"""A stage; another kind of the member's own weights is one more class here, with a `kind` and a method `request`."""
 
 KINDS = ("start", *(get_args(stage.model_fields["kind"].annotation)[0] for stage in get_args(_Stage)))
 """Kinds of stages, by which later ones may name them."""
@@ -191,10 +211,20 @@ class PostTrainingRecipe(_Config):
             if name in KINDS or names.count(name) > 1:
                 why = "is a kind of stage" if name in KINDS else "is the name of two stages"
                 raise InvalidInput(f"{name!r} {why}", where="stages")
+        if any(isinstance(stage, RetrievalStage) for stage in self.stages[:-1]):
+            raise InvalidInput("a stage `retrieval` is the last: no stage starts from its weights", where="stages")
+        if self.retrieval is not None and len(self.stages) == 1 and self.start is None:
+            raise InvalidInput("nothing comes before `retrieval`; use `nas family retrieval`", where="stages")
         return self
 
+    @property
+    def retrieval(self) -> RetrievalStage | None:
+        """The last stage, if it trains a model of its own."""
+        last = self.stages[-1]
+        return last if isinstance(last, RetrievalStage) else None
+
     def requests(self, folder: Path, member_tokenizer: Path | None = None) -> list[TrainingRequest]:
-        """Returns the requests of all stages.
+        """Returns the requests of all stages that train the member's own weights.
 
         Args:
             folder: relative paths begin there.
@@ -205,7 +235,8 @@ class PostTrainingRecipe(_Config):
         requests: list[TrainingRequest] = []
         if self.start is not None:
             requests.append(StartRequest(folder=folder / self.start, tokenizer=tokenizer))
-        for stage, after in zip_longest(self.stages, self.stages[1:]):
+        stages = [stage for stage in self.stages if not isinstance(stage, RetrievalStage)]
+        for stage, after in zip_longest(stages, stages[1:]):
             request = stage.request(names)
             if isinstance(request, PretrainingRequest) and isinstance(after, LongStage):
                 request = replace(request, only=request.only or "pretrain")
@@ -249,7 +280,7 @@ def run_recipe(
         write: writes the files.
 
     Returns:
-        The record of the last stage, with those of the others in `before`.
+        The record of the last stage of the member's own weights, with those of the others in `before`.
 
     Raises:
         InvalidInput: files of any stage have problems, which are found before the first stage begins.
@@ -271,11 +302,20 @@ def run_recipe(
     for request in requests:
         request.check(names)
         names |= {request.kind, request.name} - {""}
+    retrieval = recipe.retrieval
+    data = [] if retrieval is None else [folder / path for path in retrieval.data]
+    for path in data:
+        read_examples(path)
     if origin is not None:
         require_member(family, size, origin)
+    count = len(requests) + (retrieval is not None)
     for number, request in enumerate(requests, 1):
-        log(f"stage {number} of {len(requests)}: {request.name or request.kind}")
+        log(f"stage {number} of {count}: {request.name or request.kind}")
         request = replace(request, workers=workers, checkpoint_s=checkpoint_s, files=files or FileOptions())
         record = train_member(family, size, request, log, write, before=before, last=number == len(requests))
         before = record.history
+    if retrieval is not None:
+        log(f"stage {count} of {count}: {retrieval.name or retrieval.kind}")
+        output = find_member(family, size)[0] / retrieval.folder
+        train_retriever(f"{family}/{size}", data, retrieval.settings(), output, log, checkpoint_s)
     return record
