@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,7 @@ from nas.train.towers.data import read_media_lines
 from nas.train.towers.detokenizer import Detokenizer, DetokenizerShape, InverseStft, SpeechState
 from nas.train.towers.merging import merge_runs
 from nas.train.towers.model import TowerModel
-from nas.train.towers.release import TowerFolder
+from nas.train.towers.release import TowerFolder, tower_tokenizer, with_head, write_multimodal_model
 from nas.train.towers.speech import Mode, SpeechHead, SpeechShape, woven
 from nas.train.towers.training import Data, TowerRecord, train_tower
 from nas.train.towers.vision import VisionSettings
@@ -316,6 +319,18 @@ def train(folder: Path, start: str, output: str, codec: Path | None = None, **mo
     return train_tower(str(folder / start), data, settings, folder / output, lambda line: None, codec=codec)
 
 
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a random model that speaks."""
+    folder = tmp_path_factory.mktemp("speaking")
+    audio = audio_model()
+    tokenizer = tower_tokenizer(audio.tokenizer, 4096, AUDIO, speech=True)
+    with_head(audio.model, audio.model.backbone.layout, SPEECH, tokenizer, 1)
+    write_multimodal_model(folder, replace(audio, tokenizer=tokenizer))
+    write_codec_folder(folder / "codec")
+    return folder
+
+
 @pytest.mark.parametrize("mode", ["interleaved", "sequential"])
 def test_a_model_learns_to_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
     own_home(tmp_path, monkeypatch)
@@ -388,6 +403,42 @@ def test_the_commands_train_and_speak(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(part in answers.err for part in ("encoder", "backbone", "RQ head", "detokenizer", "together"))
     assert soundfile.info("said.wav").samplerate == 24_000
     assert "does not speak" in nas("chat", "model", "--speak", "a.wav", stdin="a\n").err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("codec/config.json", None, "no codec"),
+        ("codec/config.json", '{"model_type": "hilnas_codec", "fft": 1e9}', "fft"),
+        ("codec/config.json", '{"model_type": "hilnas_codec", "entries": 65536}', "has shape|lacks"),
+        ("codec/config.json", '{"model_type": "hilnas_codec", "line": "d64"}', "line"),
+        ("codec/config.json", "[", "JSON|json"),
+        ("codec/model.safetensors", None, "safetensors"),
+        ("codec/model.safetensors", "no tensors", "safetensors"),
+        ("config.json", {"speech_config": {"rq": "d32 [C3", "codebooks": 3}}, "rq"),
+        ("config.json", {"speech_config": {"codebooks": 32}}, "has shape|lacks"),
+        ("config.json", {"speech_config": {"codebooks": 1 << 40}}, "codebooks"),
+    ],
+)
+def test_damaged_folders_are_refused_in_a_line(
+    tmp_path: Path, speaking: Path, name: str, content: str | dict[str, Any] | None, problem: str
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(speaking, folder)
+    if isinstance(content, dict):
+        content = json.dumps(json.loads((folder / name).read_text()) | content)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    with pytest.raises((InvalidInput, Unsupported), match=problem) as raised:
+        SpeechTalker(folder, AUDIO, [], 100, lambda line: None, tmp_path / "a.wav", "sequential")
+    assert "\n" not in str(raised.value)
+
+
+def test_files_of_speech_need_a_folder(tmp_path: Path, speaking: Path) -> None:
+    with pytest.raises(InvalidInput, match="there is no folder"):
+        SpeechTalker(speaking, AUDIO, [], 100, lambda line: None, tmp_path / "a" / "a.wav", "sequential")
 
 
 def test_data_of_models_that_do_not_speak_has_no_speech(tmp_path: Path) -> None:
