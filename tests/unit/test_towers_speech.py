@@ -112,6 +112,10 @@ def test_losses_of_codes_fall_from_100_to_1() -> None:
     nats = -head.logits(features, codes).log_softmax(-1).gather(-1, codes[..., None])[..., 0]
     expected = (100 * nats[:, 0] + 10 * nats[:, 1] + nats[:, 2]) / 111
     torch.testing.assert_close(head.nats(features, codes), expected)
+    with torch.autocast("cpu", torch.bfloat16):  # whose matrix products round
+        logits, nats = head.logits(features, codes).float(), head.nats(features, codes)
+    nats_of_codes = -logits.log_softmax(-1).gather(-1, codes[..., None])[..., 0]
+    torch.testing.assert_close(nats, (nats_of_codes * torch.tensor([100, 10, 1])).sum(1) / 111)
 
 
 def test_a_code_depends_on_those_before_it_alone() -> None:

@@ -102,7 +102,7 @@ class SpeechHead(nn.Module):
         """
         nats = F.cross_entropy(self.logits(features, codes).float().mT, codes, reduction="none")
         weights = _FIRST_WEIGHT ** torch.linspace(1, 0, codes.shape[1], device=nats.device)
-        return nats @ (weights / weights.sum())
+        return (nats * weights).sum(-1) / weights.sum()
 
     def frame(self, features: Tensor, pick: Callable[[Tensor], int]) -> Tensor:
         """Returns the next frame [Q] behind features [D], Q steps of the layers; `pick` draws a code from logits.
