@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from enum import StrEnum
 from operator import methodcaller
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,13 @@ from nas.cli.output import asked_lines, print_answers, say
 from nas.core.errors import InvalidInput
 
 app = command_app()
+
+
+class SpeechMode(StrEnum):
+    """Order of text and sound."""
+
+    INTERLEAVED = "interleaved"
+    SEQUENTIAL = "sequential"
 
 
 @app.command("chat")
@@ -46,6 +54,13 @@ def command(
             help="WAV or FLAC file that the first message is about, likewise, for one that reads sound.",
         ),
     ] = None,
+    speak: Annotated[
+        Path | None,
+        typer.Option("--speak", help="WAV file that gets the spoken answers, of a model that speaks.", dir_okay=False),
+    ] = None,
+    mode: Annotated[
+        SpeechMode, typer.Option("--mode", help="Order of text and sound in spoken answers.")
+    ] = SpeechMode.INTERLEAVED,
     date: DateOption = None,
     seed: SeedOption = 0,
 ) -> None:
@@ -54,7 +69,8 @@ def command(
     Each line of stdin is a message; answers are streamed to stdout. GGUF files run in llama.cpp, folders of
     transformers in PyTorch, with the model's own tokenizer and chat template. When the context is full, the oldest
     turns are forgotten. With --image, the folder is one of `nas family vision`, or of LFM2-VL; with --audio, one of
-    `nas family audio`, and each answer about the sound has its real-time factors on stderr.
+    `nas family audio`, and each answer about the sound has its real-time factors on stderr. With --speak, the folder
+    is one of `nas family audio --codec`.
     """
     from nas.train.posttrain.conversations import ChatTokenizer
     from nas.train.posttrain.evaluate import Chat, read_tools
@@ -65,6 +81,8 @@ def command(
         opening = ""
         if image_tokens is not None and not image:
             raise InvalidInput("is for --image", where="--image-tokens")
+        if image and speak:
+            raise InvalidInput("no model reads images and speaks: give one of --image and --speak", where="--speak")
         if image and audio:
             raise InvalidInput("no model reads images and sound: give one of --image and --audio", where="--audio")
         # Packages of towers are extras.
@@ -75,11 +93,16 @@ def command(
             limited = None if image_tokens is None else methodcaller("limited", image_tokens)
             talker = TowerTalker(model, VISION, image, context, say, limited)
             opened, opening = OpenModel(talker, talker.tokenizer), talker.opening
-        elif audio:
+        elif audio or speak:
             from nas.train.towers.audio import AUDIO
-            from nas.train.towers.chat import TowerTalker
+            from nas.train.towers.chat import SpeechTalker, TowerTalker
 
-            talker = TowerTalker(model, AUDIO, audio, context, say)
+            heard = audio or []
+            talker = (
+                SpeechTalker(model, AUDIO, heard, context, say, speak, mode.value)
+                if speak
+                else TowerTalker(model, AUDIO, heard, context, say)
+            )
             opened, opening = OpenModel(talker, talker.tokenizer), talker.opening
         else:
             opened = stack.enter_context(open_model(model, context))

@@ -20,6 +20,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     retrieval.scores,
     towers.vision,
     towers.audio,
+    towers.codec,
     towers.merge,
     retrieval.gguf,
     retrieval.pte,

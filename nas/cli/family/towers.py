@@ -24,6 +24,9 @@ _EvaluationOption = Annotated[
     list[Path] | None,
     typer.Option("--evaluate", help="As --data, but only scored, before and after. Repeatable."),
 ]
+_MimiOption = Annotated[
+    Path | None, typer.Option("--mimi", help="Folder of Mimi, for codes of its.", show_default=False, file_okay=False)
+]
 _ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="YAML file with settings of the stage.", show_default=False)
 ]
@@ -109,6 +112,15 @@ def audio(
             show_default="as in MODEL, or random",
         ),
     ] = None,
+    codec: Annotated[
+        Path | None,
+        typer.Option(
+            "--codec",
+            help="Folder of `nas family codec`: the model learns to speak.",
+            show_default="as in MODEL, or none",
+        ),
+    ] = None,
+    mimi: _MimiOption = None,
     config: _ConfigOption = None,
     checkpoint: CheckpointOption = 60.0,
     json: JsonFlag = False,
@@ -122,7 +134,38 @@ def audio(
     from nas.train.towers.training import Data
 
     files = Data(data, text or (), evaluate or ())
-    _train_tower(AudioSettings, model, files, output, stage, config, encoder, checkpoint, json)
+    _train_tower(AudioSettings, model, files, output, stage, config, encoder, checkpoint, json, codec, mimi)
+
+
+def codec(
+    sounds: Annotated[
+        list[Path],
+        typer.Argument(metavar="SOUNDS...", help="WAV and FLAC files, and folders of them.", show_default=False),
+    ],
+    output: FolderOption,
+    mimi: _MimiOption = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="YAML file with settings of the training.", show_default=False)
+    ] = None,
+    checkpoint: CheckpointOption = 60.0,
+    json: JsonFlag = False,
+) -> None:
+    """Train a codec for models that speak: sound as codes, and codes as sound of 24 kHz (LFM2 report, section 6.1.3).
+
+    With --mimi, codes are those of Mimi and the detokenizer alone is trained. After an interruption, repeat the command
+    to continue from the last checkpoint.
+    """
+    from nas.search.spaces.problems import read_model
+    from nas.train.towers.codec_training import CodecSettings, train_codec
+
+    settings = CodecSettings() if config is None else read_model(config, CodecSettings)
+    with shown(f"preparing {output}") as log:
+        record = train_codec(sounds, settings, output, log, mimi, checkpoint)
+    if json:
+        print_json(record.model_dump(mode="json"))
+        return
+    print_training(output, record, {"sound": f"{record.hours:.2f} h in {record.examples:,} files"})
+    say(f"next: nas family audio MODEL --codec {shlex.quote(str(output))}")
 
 
 def merge(
@@ -176,6 +219,8 @@ def _train_tower(
     encoder: Path | None,
     checkpoint: float,
     json: bool,
+    codec: Path | None = None,
+    mimi: Path | None = None,
 ) -> None:
     """Trains a stage with a tower and prints its record."""
     from nas.search.spaces.problems import read_model
@@ -185,7 +230,7 @@ def _train_tower(
     if stage not in (None, settings.stage):
         raise InvalidInput(f"{config} is for the stage {settings.stage}", where="--stage")
     with shown(f"preparing {output}") as log:
-        record = train_tower(model, data, settings, output, log, encoder, checkpoint)
+        record = train_tower(model, data, settings, output, log, encoder, checkpoint, codec, mimi)
     if json:
         print_json(record.model_dump(mode="json"))
         return

@@ -129,8 +129,12 @@ class Model(nn.Module):
         Returns:
             Logits [B, T, V] and the state after the chunk; `state` itself stays as it was.
         """
-        features, after = self._run(tokens, state)
+        features, after = self.read(tokens, state)
         return self.logits(features), after
+
+    def read(self, tokens: Tensor, state: ModelState | None = None) -> tuple[Tensor, ModelState]:
+        """Does the same as `prefill` without the output head: returns its input, [B, T, D]."""
+        return self._run(tokens, state)
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Decodes one token: ids [B] -> logits [B, V] and the state after it."""

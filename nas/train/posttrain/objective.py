@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,12 +29,33 @@ def answer_nats(model: Model, inputs: Tensor, labels: Tensor) -> tuple[Tensor, T
         inputs: ids [B, T], padded at the end, which no earlier position depends on.
         labels: next ids [B, T]; `IGNORE` where no answer is.
     """
-    answers, needed = labels != IGNORE, _needed(labels)
-    features, targets = model.packed_features(inputs, needed)[answers[needed]], labels[answers]
-    rows = max(1, _LOGITS_AT_ONCE // model.layout.vocab)
+    answers = labels != IGNORE
+    return token_nats(model, answer_features(model, inputs, labels), labels[answers]), answers.nonzero()[:, 0]
+
+
+def answer_features(model: Model, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Returns the input of the output head for each answer token, [N, D]; see `answer_nats`."""
+    needed = _needed(labels)
+    return model.packed_features(inputs, needed)[(labels != IGNORE)[needed]]
+
+
+def token_nats(model: Model, features: Tensor, targets: Tensor) -> Tensor:
+    """Returns the cross-entropy [N] of tokens [N], with the input of the output head for each, [N, D]."""
+    return chunked_nats(partial(_nats, model), model.layout.vocab, features, targets)
+
+
+def chunked_nats(nats: Callable[[Tensor, Tensor], Tensor], logits: int, features: Tensor, targets: Tensor) -> Tensor:
+    """Returns cross-entropies [N] in chunks, each of which is computed again in the backward pass.
+
+    Args:
+        nats: (features, targets) of a chunk -> cross-entropies.
+        logits: of each row.
+        features: [N, D].
+        targets: [N, ...].
+    """
+    rows = max(1, _LOGITS_AT_ONCE // logits)
     chunks = zip(torch.split(features, rows), torch.split(targets, rows), strict=True)
-    nats = [checkpoint(_nats, model, *chunk, use_reentrant=False) for chunk in chunks]
-    return torch.cat(nats), answers.nonzero()[:, 0]
+    return torch.cat([checkpoint(nats, *chunk, use_reentrant=False) for chunk in chunks])
 
 
 def _needed(labels: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ report, section 6.1.1).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -14,10 +15,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers import ParakeetEncoder, ParakeetEncoderConfig
 
+from nas.core.errors import InvalidInput
+from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.tower import Connector
+from nas.train.towers.detokenizer import Codebooks
 from nas.train.towers.modality import Modality, Shape
 from nas.train.towers.model import Tower
 from nas.train.towers.sounds import SOUND, SoundSettings
+from nas.train.towers.speech import SpeechShape
 from nas.train.towers.training import Stage, TowerSettings
 
 
@@ -136,6 +141,15 @@ class AudioSettings(TowerSettings):
     """
 
     tower: AudioShape = AudioShape()
+    speech: SpeechShape | None = Field(
+        None, exclude_if=lambda shape: shape is None, description="head that speaks; none: the default of its codec"
+    )
+    head: float | None = Field(
+        None,
+        ge=0,
+        exclude_if=lambda share: share is None,
+        description="rate of the head that speaks; none: 0 in the stage connector, 1 in the others",
+    )
 
     modality: ClassVar[Modality] = AUDIO
     stages: ClassVar[dict[Stage, dict[str, Any]]] = {
@@ -143,3 +157,15 @@ class AudioSettings(TowerSettings):
         "mid": {"lr": 1e-4},
         "joint": {"lr": 3e-5, "context": 8192},
     }
+
+    def optimiser(self) -> Optimiser:
+        settings = super().optimiser()
+        head = float(self.stage != "connector") if self.head is None else self.head
+        return replace(settings, parts={**settings.parts, "head": head})
+
+    def spoken(self, codebooks: Codebooks) -> SpeechShape:
+        shape = self.speech or SpeechShape(codebooks=codebooks.codebooks, entries=codebooks.entries)
+        if shape.books != codebooks.books:
+            count, entries = codebooks.books
+            raise InvalidInput(f"the codec has {count} codebooks of {entries} entries", where="speech")
+        return shape

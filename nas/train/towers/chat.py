@@ -1,19 +1,27 @@
-"""Chat about images or sound with a model in PyTorch."""
+"""Chat about images or sound, in text or speech, with a model in PyTorch."""
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from nas.core.durable import write_durably
+from nas.core.errors import InvalidInput
 from nas.model.nn.fit import Log
 from nas.train.posttrain.model_source import TorchTalker
 from nas.train.release.found_tokenizer import FoundTokenizer
+from nas.train.towers.codec import read_codec
+from nas.train.towers.detokenizer import SPEECH_RATE, SpeechState
 from nas.train.towers.modality import Modality, Processor
-from nas.train.towers.release import TowerFolder
+from nas.train.towers.model import timed
+from nas.train.towers.release import CODEC, TowerFolder
+from nas.train.towers.speech import Mode
 
 
 class TowerTalker(TorchTalker):
@@ -56,7 +64,7 @@ class TowerTalker(TorchTalker):
         self._encoding = 0.0
 
     def inputs(self, question: Sequence[int]) -> Tensor:
-        tokens = super().inputs(question)
+        tokens, self._encoding = super().inputs(question), 0.0
         # The files leave the context with the first message.
         if self._whole.placeholder not in question:
             return tokens
@@ -77,3 +85,76 @@ class TowerTalker(TorchTalker):
             encoding, first, whole = (value / self._seconds for value in (self._encoding, first, whole))
             parts = f"reading and encoding {encoding:.3f}, to the first token {first:.3f}, with the answer {whole:.3f}"
             self._log(f"{self._seconds:.1f} s of sound; real-time factors: {parts}")
+
+
+class SpeechTalker(TowerTalker):
+    """A model that answers in text and in sound, which a file gets.
+
+    Args:
+        folder: of the model.
+        modality: of its tower.
+        paths: files that the first message is about.
+        context: most tokens of a question with its answer, frames included.
+        log: takes the real-time factors of each answer: seconds of computation per second of speech.
+        speak: WAV file of 24 kHz, with the speech of all answers, one after another; written after each.
+        mode: in which text and sound follow each other.
+
+    Raises:
+        InvalidInput: see `TowerTalker`; or the model does not speak.
+    """
+
+    def __init__(
+        self, folder: Path, modality: Modality, paths: Sequence[Path], context: int, log: Log, speak: Path, mode: Mode
+    ) -> None:
+        super().__init__(folder, modality, paths, context, log)
+        if self._whole.head is None:
+            raise InvalidInput(
+                "does not speak: `nas family audio --codec` gives a model a head that does", where=str(folder)
+            )
+        if not speak.parent.is_dir():
+            raise InvalidInput(f"there is no folder {speak.parent}", where="--speak")
+        self._head, self._speak, self._mode = self._whole.head, speak, mode
+        self._detokenizer = read_codec(folder / CODEC).detokenizer
+        if self._detokenizer.shape.books != self._head.shape.books:
+            raise InvalidInput("its codec has other codebooks than its head", where=str(folder))
+        self._speech: list[Tensor] = []
+
+    @torch.no_grad()
+    def answer(
+        self, question: Sequence[int], most: int, ends: Sequence[int], *, temperature: float = 0.0, seed: int = 0
+    ) -> Iterator[int]:
+        """Yields the tokens of the text; those that only order text and sound are left out."""
+        if (most := min(most, self.context - len(question))) < 1:
+            raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self.context:,}")
+        start, first, samples = time.perf_counter(), 0.0, list[Tensor]()
+        inputs = self.inputs(question)
+        seconds = {"encoder": self._encoding, "backbone": 0.0, "RQ head": 0.0, "detokenizer": 0.0}
+        options: dict[str, Any] = {"temperature": temperature, "seed": seed, "seconds": seconds}
+        state = SpeechState(None, None)
+        for part in self._whole.spoken(inputs, most, ends, self._mode, **options):
+            if isinstance(part, int):
+                if part not in self._head.tokens:
+                    yield part
+            elif int(part[0]) != self._head.end:
+                with timed(seconds, "detokenizer"):
+                    chunk, state = self._detokenizer.step(part[None, None], state)
+                samples.append(chunk[0])
+                first = first or time.perf_counter() - start
+        if not samples:
+            self._log("the answer has no sound")
+            return
+        samples.append(self._detokenizer.last(state)[0])
+        self._write(samples)
+        length = sum(map(len, samples)) / SPEECH_RATE
+        factors = ", ".join(f"{part} {value / length:.3f}" for part, value in seconds.items())
+        whole = sum(seconds.values()) / length
+        about = f"{length:.1f} s of speech, the first after {first:.2f} s"
+        self._log(f"{about}; real-time factors: {factors}, together {whole:.3f}")
+
+    def _write(self, samples: Sequence[Tensor]) -> None:
+        import soundfile
+
+        self._speech += samples
+        content = io.BytesIO()
+        soundfile.write(content, torch.cat(self._speech).clamp(-1, 1).numpy(), SPEECH_RATE, "PCM_16", format="WAV")
+        write_durably(self._speak, content.getvalue())

@@ -6,6 +6,7 @@ r"""Conversations with images or sound: JSON lines, the files beside them.
     {"image": "a.png", "question": "What is this?", "answer": "A cat"}
     {"file_name": "a.png", "text": "A cat"}                     metadata.jsonl of the folders of `datasets`
     {"audio_filepath": "a.wav", "text": "good morning"}         manifests of NeMo
+    {..., "speech": "b.wav", "mode": "sequential"}              the sound of the last answer
 
 and the same with `audio` and `<audio>`. Each marker of the user's messages stands for one file, in their order; where
 there is none, files are in front of the first message. Paths are relative to the file's folder and stay inside of it.
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -37,10 +38,12 @@ _CAPTIONS = (("answer", "question"), ("text", ""), ("transcription", ""))
 
 
 class MediaConversation(Conversation):
-    """A conversation about files of a modality; there is one at least."""
+    """A conversation about files of a modality, or with a spoken answer; there is one file at least."""
 
     modality: ClassVar[Modality]
     paths: tuple[str, ...] = Field((), max_length=64, description="one for each marker")
+    speech: str | None = Field(None, min_length=1, description="file with the sound of the last answer")
+    mode: Literal["interleaved", "sequential"] = Field("interleaved", description="in which it is spoken")
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
@@ -48,9 +51,14 @@ class MediaConversation(Conversation):
         paths = [_path(file, modality) for file in _listed(record, modality)]
         record = {name: value for name, value in record.items() if name not in modality.keys}
         for caption, question in _CAPTIONS:
-            if not {"messages", "conversations"} & record.keys() and caption in record and paths:
+            if (
+                not {"messages", "conversations"} & record.keys()
+                and caption in record
+                and (paths or record.get("speech"))
+            ):
                 user = {"role": "user", "content": str(record.get(question) or modality.marker)}
-                record = {"messages": [user, {"role": "assistant", "content": record[caption]}]}
+                spoken: dict[str, Any] = {name: record[name] for name in ("speech", "mode") if name in record}
+                record = {"messages": [user, {"role": "assistant", "content": record[caption]}], **spoken}
         if isinstance(messages := record.get("messages"), list):
             record["messages"] = [_with_markers(message, paths, modality) for message in messages]
         record = converted(record)
@@ -59,7 +67,9 @@ class MediaConversation(Conversation):
 
     def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
         modality, marker = self.modality, self.modality.marker
-        if not self.paths:
+        if self.speech is not None and modality.kind != "audio":
+            return f"has speech, which models that read {modality.noun}s do not answer with"
+        if not self.paths and self.speech is None:
             return f"has no {modality.noun}: conversations without are for --text"
         marks = sum(message.said.count(marker) for message in self.messages if message.role == "user")
         if marks != len(self.paths) or any(
@@ -135,11 +145,18 @@ class MediaLine(NamedTuple):
         place: file and line.
         conversation: with a marker for each file.
         files: of images or sound.
+        speech: sound of the last answer.
     """
 
     place: str
     conversation: MediaConversation
     files: tuple[MediaFile, ...]
+    speech: MediaFile | None
+
+    @property
+    def all_files(self) -> tuple[MediaFile, ...]:
+        """Those of questions, and that of the answer."""
+        return self.files if self.speech is None else (*self.files, self.speech)
 
     def expanded(self, processor: Processor) -> Conversation:
         """Returns the conversation with the tokens of its files."""
@@ -163,11 +180,13 @@ def read_media_lines(path: Path, chat: ChatTokenizer, modality: Modality) -> lis
     problems: list[str] = []
     for place, line in read_placed_lines(path, _line_of(modality), chat.special):
         try:
-            files = [_inside(path.parent, name, place) for name in line.paths]
+            names = line.paths if line.speech is None else (*line.paths, line.speech)
+            files = [_inside(path.parent, name, place) for name in names]
             for file in files:
                 if file not in read:
                     read[file] = modality.processor.read(file, place)
-            lines.append(MediaLine(place, line, tuple(read[file]._replace(place=place) for file in files)))
+            media = tuple(read[file]._replace(place=place) for file in files)
+            lines.append(MediaLine(place, line, media[: len(line.paths)], media[-1] if line.speech else None))
         except InvalidInput as error:
             problems.append(str(error))
             if len(problems) == _MOST_PROBLEMS:

@@ -13,8 +13,9 @@ from nas.train.posttrain.merging import MergeSettings, merge
 from nas.train.release.model_tokenizer import CONFIG, GENERATION, MODEL, TEMPLATE
 from nas.train.release.shards import SINGLE
 from nas.train.towers.audio import AUDIO
+from nas.train.towers.codec import copy_codec
 from nas.train.towers.modality import Modality
-from nas.train.towers.release import PROCESSOR, TowerFolder, has_tower
+from nas.train.towers.release import CODEC, PROCESSOR, TowerFolder, has_tower
 from nas.train.towers.vision import VISION
 
 RECORD = "merge.json"
@@ -70,6 +71,8 @@ def merge_runs(folders: Sequence[Path], base: Path | None, settings: MergeSettin
     for name in _BESIDE:
         if (folders[0] / name).is_file() and (folders[0] / name).stat().st_size <= _MOST_BYTES:
             write_durably(output / name, (folders[0] / name).read_bytes())
+    if (codec := folders[0] / CODEC).is_dir():
+        copy_codec(codec, output / CODEC)
     hashes = [sha256_of(folder / SINGLE) for folder in sources]
     record = MergedFolder(
         models=tuple(hashes[: len(folders)]),

@@ -106,6 +106,10 @@ class Processor(BaseModel, ABC):
             InvalidInput: a file has changed.
         """
 
+    def samples(self, file: MediaFile, rate: int) -> Tensor:
+        """Reads a sound again and returns its samples [T] at that rate; an image has none."""
+        raise NotImplementedError
+
     def seconds(self, file: MediaFile) -> float:
         """Returns how long a sound lasts; 0: it is an image."""
         return 0.0

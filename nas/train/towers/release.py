@@ -3,10 +3,12 @@
     config.json, generation_config.json, model.safetensors    for AutoModelForImageTextToText
     processor_config.json                                     how files become inputs, for AutoProcessor
     tokenizer.json, tokenizer_config.json, chat_template.jinja
+    codec/                                                    of a model that speaks, see `nas.train.towers.codec`
     vision.json, audio.json                                   what it was trained of and how, written last
 
     tower.encoder.*       model.vision_tower.*, model.audio_tower.*
     tower.connector.*     model.multi_modal_projector.*
+    head.*                model.speech_head.*
     backbone.*            model.language_model.*, under transformers' names; an output head is lm_head
 
 Another layout keeps our names under model.language_model. Such a model, and every one that reads sound, for which
@@ -32,6 +34,7 @@ from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Purpose
+from nas.model.nn.model import Model
 from nas.model.nn.transformers import each_of_transformers, transformers_config
 from nas.train.adapt.checkpoints import LANGUAGE_MODEL, import_model
 from nas.train.release.found_tokenizer import FoundTokenizer
@@ -41,9 +44,13 @@ from nas.train.release.shards import SINGLE, Shards, read_json
 from nas.train.release.tokenizer import MemberTokenizer, json_bytes
 from nas.train.towers.modality import Modality, Processor, Shape, checked
 from nas.train.towers.model import Tower, TowerModel
+from nas.train.towers.speech import SPEECH_TOKENS, SpeechHead, SpeechShape, SpeechTokens
 
 PROCESSOR = "processor_config.json"
 CONNECTOR = "model.multi_modal_projector."
+SPEECH_HEAD = "model.speech_head."
+CODEC = "codec"
+"""Folder in that of a model that speaks."""
 
 _OLD_PROCESSOR = "preprocessor_config.json"
 _MOST_BYTES = 1 << 20
@@ -94,8 +101,16 @@ def has_tower(folder: Path, modality: Modality) -> bool:
     return (folder / MODEL).is_file() and read_json(folder / MODEL, _MOST_BYTES).get("model_type") in types
 
 
-def tower_tokenizer(tokenizer: MemberTokenizer, context: int, modality: Modality) -> ModelTokenizer:
+def tower_tokenizer(
+    tokenizer: MemberTokenizer, context: int, modality: Modality, speech: bool = False
+) -> ModelTokenizer:
     """Returns a model's tokenizer with the tokens of a modality, and a chat template that takes contents in parts.
+
+    Args:
+        tokenizer: of the model.
+        context: of the model.
+        modality: of its tower.
+        speech: whether it also gets the tokens of models that speak.
 
     Raises:
         InvalidInput: it has no chat template.
@@ -104,7 +119,8 @@ def tower_tokenizer(tokenizer: MemberTokenizer, context: int, modality: Modality
     if template is None:
         raise InvalidInput(f"the tokenizer has no chat template, in which {modality.noun}s would be asked about")
     changed = Tokenizer.from_buffer(tokenizer.content)
-    changed.add_special_tokens([AddedToken(token, normalized=False) for token in modality.tokens])
+    tokens = (*modality.tokens, *(SPEECH_TOKENS if speech else ()))
+    changed.add_special_tokens([AddedToken(token, normalized=False) for token in tokens])
     carried = dict(tokenizer.files(context))
     carried |= dict(tokenizer.beside) if isinstance(tokenizer, ModelTokenizer) else {}
     del carried["tokenizer.json"]
@@ -114,6 +130,37 @@ def tower_tokenizer(tokenizer: MemberTokenizer, context: int, modality: Modality
     parts = _TEMPLATE.replace("MARKER", modality.marker).replace("KIND", modality.kind)
     carried[TEMPLATE] = (template if modality.marker in template else parts + template).encode()
     return ModelTokenizer(changed.to_str().encode(), carried)
+
+
+def speech_tokens(tokenizer: ModelTokenizer, where: str) -> SpeechTokens:
+    """Returns the ids of the tokens of models that speak.
+
+    Raises:
+        InvalidInput: the tokenizer lacks a token of models that speak.
+    """
+    ids = tokenizer.tokenizer.get_vocab(with_added_tokens=True)
+    if missing := [token for token in SPEECH_TOKENS if token not in ids]:
+        raise InvalidInput(f"its tokenizer has no token {missing[0]}", where=where)
+    return SpeechTokens(*(ids[token] for token in SPEECH_TOKENS))
+
+
+def with_head(model: TowerModel, layout: Layout, shape: SpeechShape, tokenizer: ModelTokenizer, seed: int) -> None:
+    """Gives a model a new head, and its language model rows for the tokens of speech, the mean of the others."""
+    state = model.backbone.state_dict()
+    grown = replace(layout, vocab=max(layout.vocab, tokenizer.size))
+    model.backbone = Model(grown, None)
+    model.backbone.load_state_dict(_with_rows(state, grown.vocab))
+    model.head = SpeechHead(shape, layout.d_model, speech_tokens(tokenizer, "tokenizer.json"))
+    model.head.draw(seed, state["embed.weight"])
+
+
+def _with_rows(tensors: Mapping[str, Tensor], vocab: int) -> dict[str, Tensor]:
+    """Returns a checkpoint with `vocab` rows of embedding and head; new ones are the mean of the others."""
+    state = dict(tensors)
+    for name in {"embed.weight", "head.weight"} & state.keys():
+        rows = state[name]
+        state[name] = torch.cat([rows, rows.mean(0, keepdim=True).expand(vocab - len(rows), -1)])
+    return state
 
 
 def _generation_config(tokenizer: MemberTokenizer) -> dict[str, Any]:
@@ -142,10 +189,7 @@ def with_tower(
         seed: of the connector.
     """
     extended = replace(layout, vocab=max(layout.vocab, tokenizer.size))
-    state = dict(tensors)
-    for name in {"embed.weight", "head.weight"} & state.keys():
-        rows = state[name]
-        state[name] = torch.cat([rows, rows.mean(0, keepdim=True).expand(extended.vocab - len(rows), -1)])
+    state = _with_rows(tensors, extended.vocab)
     tower.connector.draw(seed, state["embed.weight"])
     model = TowerModel(extended, tower, tokenizer.tokenizer.get_vocab(with_added_tokens=True)[placeholder])
     model.backbone.load_state_dict(state)
@@ -201,14 +245,16 @@ def _config(whole: MultimodalModel) -> dict[str, Any]:
         f"{modality.kind}_token_id": whole.model.placeholder,
         "projector_hidden_act": "gelu",
         **whole.shape.connector(),
+        **({} if whole.model.head is None else {"speech_config": whole.model.head.shape.model_dump()}),
         "tie_word_embeddings": layout.tied,
         **common,
     }
 
 
 def _their_tensors(whole: MultimodalModel) -> Iterator[tuple[str, Tensor]]:
-    tower = whole.model.tower
-    for part, prefix in ((tower.encoder, _tower_prefix(whole.modality)), (tower.connector, CONNECTOR)):
+    tower, head = whole.model.tower, whole.model.head
+    parts = [(tower.encoder, _tower_prefix(whole.modality)), (tower.connector, CONNECTOR)]
+    for part, prefix in (*parts, *([] if head is None else [(head, SPEECH_HEAD)])):
         yield from ((prefix + name, tensor) for name, tensor in _weights(part).items())
     layout, state = whole.model.backbone.layout, whole.model.backbone.state_dict()
     if not _text_config(layout)[1]:
@@ -239,6 +285,7 @@ class TowerFolder:
         tokenizer: with the tokens of the modality.
         processor: how files become inputs.
         context: tokens that the model is meant for.
+        speech: shape of the head with which it speaks; None: it does not.
     """
 
     folder: Path
@@ -248,6 +295,7 @@ class TowerFolder:
     tokenizer: ModelTokenizer
     processor: Processor
     context: int
+    speech: SpeechShape | None = None
 
     @classmethod
     def read(cls, folder: Path, modality: Modality) -> Self:
@@ -278,7 +326,9 @@ class TowerFolder:
         if config.get(name) != placeholder:
             raise InvalidInput(f"{name} is not the tokenizer's {modality.marker}, {placeholder}", where=where)
         context = FoundTokenizer(tokenizer, folder).context
-        return cls(folder, modality, shape, placeholder, tokenizer, processor, context)
+        spoken = config.get("speech_config")
+        speech = checked(SpeechShape, spoken, where) if isinstance(spoken, dict) else None
+        return cls(folder, modality, shape, placeholder, tokenizer, processor, context, speech)
 
     def open(self) -> MultimodalModel:
         """Reads the model.
@@ -298,16 +348,25 @@ class TowerFolder:
         shards = Shards(self.folder)
         with torch.device("meta"):  # a configuration may ask for more memory than there is
             tower = self.shape.tower(layout.d_model)
-        _check(tower.encoder, shards, _encoder_prefix(shards, self.modality))
-        _check(tower.connector, shards, CONNECTOR)
+        check_part(tower.encoder, shards, _encoder_prefix(shards, self.modality))
+        check_part(tower.connector, shards, CONNECTOR)
         tower = self.shape.tower(layout.d_model)
         load_encoder(tower, self.folder, self.modality)
-        _load(tower.connector, shards, CONNECTOR)
+        load_part(tower.connector, shards, CONNECTOR)
         # The language model's epsilon is part of its embedding's scale, see `nas.train.adapt.configuration`.
+        factor: Any = language.factors.get("embed.weight", 1.0)
         for tensor in tower.connector.linear_2.state_dict().values():
-            tensor.mul_(language.factors.get("embed.weight", 1.0))
+            tensor.mul_(factor)
         model = TowerModel(layout, tower, self.placeholder)
         model.backbone.load_state_dict(state)
+        if self.speech is not None:
+            tokens = speech_tokens(self.tokenizer, str(self.folder))
+            with torch.device("meta"):
+                check_part(SpeechHead(self.speech, layout.d_model, tokens), shards, SPEECH_HEAD)
+            model.head = SpeechHead(self.speech, layout.d_model, tokens)
+            load_part(model.head, shards, SPEECH_HEAD)
+            with torch.no_grad():
+                model.head.embed.weight.mul_(factor)
         return MultimodalModel(self.modality, model, self.shape, self.tokenizer, self.processor, self.context)
 
 
@@ -318,7 +377,7 @@ def load_encoder(tower: Tower, folder: Path, modality: Modality) -> None:
         InvalidInput: it is damaged, or of another shape.
     """
     shards = Shards(folder)
-    _load(tower.encoder, shards, _encoder_prefix(shards, modality))
+    load_part(tower.encoder, shards, _encoder_prefix(shards, modality))
 
 
 def encoder_shape(folder: Path, connector: Shape, modality: Modality) -> Shape:
@@ -332,7 +391,7 @@ def encoder_shape(folder: Path, connector: Shape, modality: Modality) -> Shape:
     encoder = config.get(f"{modality.name}_config", config.get("encoder_config", config))
     shape, shards = _shape_of(connector.connector(), encoder, modality, str(folder / MODEL)), Shards(folder)
     with torch.device("meta"):
-        _check(shape.tower(1).encoder, shards, _encoder_prefix(shards, modality))
+        check_part(shape.tower(1).encoder, shards, _encoder_prefix(shards, modality))
     return shape
 
 
@@ -359,7 +418,7 @@ def _encoder_prefix(shards: Shards, modality: Modality) -> str:
     return next(prefixes, _tower_prefix(modality))
 
 
-def _check(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
+def check_part(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
     """Checks names and shapes of a module's tensors, which are stored with that prefix."""
     names = set(shards.names)
     for name, tensor in _weights(module).items():
@@ -370,9 +429,9 @@ def _check(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
             raise InvalidInput(f"{stored} has shape {shape}, not {list(tensor.shape)}", where=str(shards.path))
 
 
-def _load(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
+def load_part(module: torch.nn.Module, shards: Shards, prefix: str) -> None:
     """Fills a module with the tensors of that prefix."""
-    _check(module, shards, prefix)
+    check_part(module, shards, prefix)
     for name, tensor in _weights(module).items():
         values = shards.tensor(prefix + name)
         if not values.isfinite().all():

@@ -95,12 +95,15 @@ class SoundSettings(Processor):
             raise InvalidInput(f"{sound.path} has changed", where=sound.place)
         return features_of(torch.from_numpy(samples), self.feature_size)
 
+    def samples(self, file: MediaFile, rate: int) -> Tensor:
+        return torch.from_numpy(read_samples(file.path, file.place, rate))
+
     def seconds(self, file: MediaFile) -> float:
         return file.size[0] / RATE
 
 
-def read_samples(path: Path, place: str) -> NDArray[np.float32]:
-    """Reads a sound: the mean of its channels, at 16 kHz.
+def read_samples(path: Path, place: str, target: int = RATE) -> NDArray[np.float32]:
+    """Reads a sound: the mean of its channels, at 16 kHz or `target` samples per second.
 
     Returns:
         Samples [T]; those of integers are in [-1, 1].
@@ -128,8 +131,8 @@ def read_samples(path: Path, place: str) -> NDArray[np.float32]:
         raise InvalidInput(f"{path.name} is shorter than {LEAST_SECONDS} s", where=place)
     if not np.abs(samples).max() < _LARGEST:
         raise InvalidInput(f"{path.name} holds NaN or samples beyond {_LARGEST:,.0f}", where=place)
-    common = math.gcd(rate, RATE)
-    resampled = samples if rate == RATE else resample_poly(samples, RATE // common, rate // common)
+    common = math.gcd(rate, target)
+    resampled = samples if rate == target else resample_poly(samples, target // common, rate // common)
     return np.ascontiguousarray(resampled, np.float32)
 
 

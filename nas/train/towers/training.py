@@ -6,8 +6,9 @@
 
 Defaults of each stage are the modality's, see `TowerSettings.stages`.
 
-The loss is the cross-entropy of answers, each token of a step alike. After an interruption the same call resumes, see
-`nas.train.posttrain.trained_folder`.
+The loss is the cross-entropy of answers, each token of a step alike; a frame of a spoken answer counts as one token,
+with the weighted mean over its codes (section 6.3). A model gets a head that speaks with `codec`. After an interruption
+the same call resumes, see `nas.train.posttrain.trained_folder`.
 """
 
 from __future__ import annotations
@@ -34,25 +35,32 @@ from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingSta
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_placed_lines
-from nas.train.posttrain.objective import answer_nats
+from nas.train.posttrain.objective import answer_features, chunked_nats, token_nats
 from nas.train.posttrain.sft import Mixture, TrainingSettings, padded, passes_of
 from nas.train.posttrain.start import StartModel, start_model
 from nas.train.posttrain.trained_folder import FolderRecord, trained_once
 from nas.train.pretrain.member_training import CHECKPOINT, START
+from nas.train.release.model_tokenizer import ModelTokenizer
 from nas.train.release.shards import SINGLE, shard_files
+from nas.train.towers.codec import Codec, copy_codec, read_codec
 from nas.train.towers.data import METADATA, MediaLine, read_media_lines
+from nas.train.towers.detokenizer import SPEECH_RATE, Codebooks
 from nas.train.towers.modality import MediaFile, Modality, Processor, Shape, checked
 from nas.train.towers.model import TowerModel
 from nas.train.towers.release import (
+    CODEC,
     MultimodalModel,
     TowerFolder,
     encoder_shape,
     has_tower,
     load_encoder,
+    speech_tokens,
     tower_tokenizer,
+    with_head,
     with_tower,
     write_multimodal_model,
 )
+from nas.train.towers.speech import SpeechShape, SpeechTokens, woven
 
 TRAINER_VERSION = 1
 """Part of keys: increase it with every change after which the same training gives other numbers."""
@@ -113,6 +121,14 @@ class TowerSettings(TrainingSettings):
         first = self.text if self.text_first is None else self.text_first
         return first + (self.text - first) * done if self.text else np.zeros(steps)
 
+    def spoken(self, codebooks: Codebooks) -> SpeechShape:
+        """Returns the shape of a new head for a codec.
+
+        Raises:
+            InvalidInput: it does not fit the codec, or models of the modality do not speak.
+        """
+        raise InvalidInput(f"models that read {self.modality.noun}s do not speak", where="--codec")
+
     def processor(self, before: Processor) -> Processor:
         """Returns how files are processed, where they were processed as `before` says."""
         return before
@@ -165,6 +181,8 @@ def train_tower(
     log: Log,
     encoder: Path | None = None,
     checkpoint_s: float = 60.0,
+    codec: Path | None = None,
+    mimi: Path | None = None,
 ) -> TowerRecord:
     """Trains a stage and writes the model's folder.
 
@@ -177,6 +195,8 @@ def train_tower(
         encoder: folder of an encoder, or of a model with a tower, whose encoder is taken; None: one with random
             weights, where the model to start from has none.
         checkpoint_s: least seconds between checkpoints.
+        codec: folder of a codec, with which the model gets a head that speaks; None: that of the model to start from.
+        mimi: folder of Mimi, for a codec with its codes.
 
     Raises:
         InvalidInput: data or their files have problems, named by file and line, or the folder holds something else.
@@ -184,7 +204,7 @@ def train_tower(
         Unsupported: no layout says the model, or the tower is another one.
         CandidateFailed: the loss is not finite.
     """
-    start = _Start.of(name, settings, encoder)
+    start = _Start.of(name, settings, encoder, codec, mimi)
     examples = _Examples.read(data, start, settings)
     key = content_hash([TRAINER_VERSION, start.inputs, examples.inputs, settings.model_dump(mode="json")])
 
@@ -205,9 +225,13 @@ class _Start(NamedTuple):
     shape: Shape
     chat: ChatTokenizer
     processor: Processor
+    tokenizer: ModelTokenizer
+    speech: _Speech | None
 
     @classmethod
-    def of(cls, name: str, settings: TowerSettings, encoder: Path | None) -> _Start:
+    def of(
+        cls, name: str, settings: TowerSettings, encoder: Path | None, codec: Path | None, mimi: Path | None
+    ) -> _Start:
         folder, modality = Path(name), settings.modality
         encoders = [] if encoder is None else [sha256_of(file) for file in shard_files(encoder)]
         shape = settings.tower if encoder is None else encoder_shape(encoder, settings.tower, modality)
@@ -215,20 +239,33 @@ class _Start(NamedTuple):
         text: StartModel | None = None
         if folder.is_dir() and has_tower(folder, modality):
             place = TowerFolder.read(folder, modality)
+            codec = folder / CODEC if place.speech is not None and codec is None else codec
             hashes = [sha256_of(file) for file in shard_files(folder)]
             tokenizer, processor = place.tokenizer, place.processor
+            if codec is not None:
+                tokenizer = tower_tokenizer(tokenizer, place.context, modality, speech=True)
             described = f"{folder.resolve().name}, SHA-256 {hashes[0][:12]}"
         else:
             text = start_model(name)
-            tokenizer = tower_tokenizer(text.tokenizer.tokenizer, text.tokenizer.context, modality)
+            tokenizer = tower_tokenizer(text.tokenizer.tokenizer, text.tokenizer.context, modality, codec is not None)
             hashes, described = text.hashes, text.described
             processor = checked(modality.processor, shape.processor(), "tower")
-        inputs = [hashes, encoders, tokenizer.describe()]
+        speech = None if codec is None else _Speech.of(codec, mimi, settings, place)
+        inputs = [hashes, encoders, tokenizer.describe(), *([] if speech is None else [speech.hashes])]
         chat = ChatTokenizer(tokenizer, name)
-        return cls(described, inputs, place, text, encoder, shape, chat, settings.processor(processor))
+        return cls(
+            described, inputs, place, text, encoder, shape, chat, settings.processor(processor), tokenizer, speech
+        )
 
     def open(self, settings: TowerSettings, scratch: Path) -> MultimodalModel:
         """Returns the model to train."""
+        whole = self._opened(settings, scratch)
+        if self.speech is not None and whole.model.head is None:
+            layout = whole.model.backbone.layout
+            with_head(whole.model, layout, self.speech.shape, self.tokenizer, settings.seed)
+        return replace(whole, tokenizer=self.tokenizer)
+
+    def _opened(self, settings: TowerSettings, scratch: Path) -> MultimodalModel:
         modality = settings.modality
         if self.folder is not None:
             whole = self.folder.open()
@@ -237,7 +274,7 @@ class _Start(NamedTuple):
             return replace(whole, processor=self.processor)
         assert self.text is not None
         path, context = self.text.tensors(scratch), self.text.tokenizer.context
-        layout, tokenizer = checkpoint_layout(path), tower_tokenizer(self.text.tokenizer.tokenizer, context, modality)
+        layout, tokenizer = checkpoint_layout(path), self.tokenizer
         tower = self.shape.tower(layout.d_model, settings.seed)
         if self.encoder is not None:
             load_encoder(tower, self.encoder, modality)
@@ -245,12 +282,43 @@ class _Start(NamedTuple):
         return MultimodalModel(modality, model, self.shape, tokenizer, self.processor, context)
 
 
+class _Speech(NamedTuple):
+    """What makes answers sound: a codec and its folder, the shape of the head, and hashes of the weights."""
+
+    folder: Path
+    codec: Codec
+    shape: SpeechShape
+    hashes: list[str]
+
+    @classmethod
+    def of(cls, folder: Path, mimi: Path | None, settings: TowerSettings, place: TowerFolder | None) -> _Speech:
+        codec = read_codec(folder, mimi)
+        shape = settings.spoken(codec.shape) if place is None or place.speech is None else place.speech
+        if shape.books != codec.shape.books:
+            raise InvalidInput("the model speaks codes of another codec", where=str(folder))
+        files = [file for path in (folder, mimi) if path is not None for file in shard_files(path)]
+        return cls(folder, codec, shape, [sha256_of(file) for file in files])
+
+    def spoken(self, example: _Example, line: MediaLine, samples: Tensor, tokens: SpeechTokens) -> _Example:
+        """Returns a conversation with frames of codes in its last answer, woven into the text."""
+        if not example.answers[-1]:
+            raise InvalidInput("the answer with speech has weight 0", where=line.place)
+        frames = self.codec.codes(samples[None])[0]
+        codes = F.pad(frames, (0, 0, 0, 1), value=self.shape.entries)
+        first = int(np.flatnonzero(~example.answers)[-1]) + 1
+        answer = woven(line.conversation.mode, tokens, example.ids[first:-1].tolist(), len(codes))
+        ids = np.concatenate([example.ids[:first], np.asarray(answer, np.int32), example.ids[-1:]])
+        answers = np.concatenate([example.answers[:first], np.ones(len(ids) - first, np.bool_)])
+        return _Example(ids, answers, example.files, codes.numpy())
+
+
 class _Example(NamedTuple):
-    """A conversation as ids [T], which are answers [T], and its files."""
+    """A conversation as ids [T], which are answers [T], its files, and frames [F, Q] of its answer."""
 
     ids: NDArray[np.int32]
     answers: NDArray[np.bool_]
     files: tuple[MediaFile, ...]
+    codes: NDArray[np.int64] | None = None
 
     @property
     def inputs(self) -> NDArray[np.int64]:
@@ -284,7 +352,7 @@ class _Examples(NamedTuple):
         texts = [(talk, encoder.example(talk)) for talk in talks]
         short = [(line, one) for line, one in examples if len(one.ids) <= settings.context]
         short_texts = [(talk, one) for talk, one in texts if len(one.ids) <= settings.context]
-        media, held_out = _split(short, settings.held_out, lambda line: [file.sha256 for file in line.files])
+        media, held_out = _split(short, settings.held_out, lambda line: [file.sha256 for file in line.all_files])
         trained_texts, held_out_texts = _split(
             short_texts, settings.held_out, lambda talk: talk.model_dump(mode="json")
         )
@@ -302,7 +370,7 @@ class _Examples(NamedTuple):
         if settings.text and not trained_texts:
             raise InvalidInput(f"a share of {settings.text:g} of text needs --text; or set it to 0", where="text")
         inputs = [[sha256_of(path / METADATA if path.is_dir() else path) for path in paths] for paths in data]
-        files = sorted({file.sha256 for line in (*lines, *scored) for file in line.files})
+        files = sorted({file.sha256 for line in (*lines, *scored) for file in line.all_files})
         return cls(media, trained_texts, held_out, held_out_texts, left_out, [inputs, files])
 
 
@@ -326,7 +394,13 @@ class _Encoder:
     def line(self, line: MediaLine) -> _Example:
         """Returns a conversation about files as ids."""
         try:
-            return self.example(line.expanded(self._start.processor), line.files)
+            example = self.example(line.expanded(self._start.processor), line.files)
+            if line.speech is None:
+                return example
+            if (speech := self._start.speech) is None:
+                raise InvalidInput("has speech: name a codec with --codec")
+            tokens = speech_tokens(self._start.tokenizer, line.place)
+            return speech.spoken(example, line, self._start.processor.samples(line.speech, SPEECH_RATE), tokens)
         except InvalidInput as error:
             raise InvalidInput(error.message, where=line.place) from error
 
@@ -366,6 +440,8 @@ def _trained(
     after = steps.scores(model.eval())
     worker.log(f"held out: {_described(after)}")
     write_multimodal_model(output, whole)
+    if start.speech is not None:
+        copy_codec(start.speech.folder, output / CODEC)
     return TowerRecord(
         key=key,
         weights=sha256_of(output / SINGLE),
@@ -405,7 +481,7 @@ class _Steps:
         ]
 
     def passes(self, step: int) -> list[tuple[Tensor, ...]]:
-        """Returns the passes of a step: tokens, labels, answer tokens of the step, and inputs of the tower."""
+        """Returns the passes of a step: tokens, labels, answer tokens of the step, codes, and the tower's inputs."""
         drawn = []
         kinds = (self._examples.media, self._examples.texts)
         for examples, order, reads in zip(kinds, self._orders, (self._media, self._texts), strict=True):
@@ -421,12 +497,21 @@ class _Steps:
     def _pass(self, examples: Sequence[_Example], counted: Tensor) -> tuple[Tensor, ...]:
         inputs = self._processor.inputs([file for one in examples for file in one.files])
         tokens, labels = padded([one.inputs for one in examples], self._pad), [one.labels for one in examples]
-        return tokens, padded(labels, IGNORE), counted, *inputs
+        frames = [torch.from_numpy(one.codes) for one in examples if one.codes is not None]
+        codes = torch.cat(frames) if frames else torch.zeros(0, 1, dtype=torch.int64)
+        return tokens, padded(labels, IGNORE), counted, codes, *inputs
 
-    def loss(self, model: TowerModel, tokens: Tensor, labels: Tensor, counted: Tensor, *inputs: Tensor) -> Tensor:
+    def loss(
+        self, model: TowerModel, tokens: Tensor, labels: Tensor, counted: Tensor, codes: Tensor, *inputs: Tensor
+    ) -> Tensor:
         """Returns the share of a pass in the loss of its step."""
-        nats, _ = answer_nats(model.backbone, model.embeddings(tokens, *inputs), labels)
-        return nats.sum() / counted
+        features = answer_features(model.backbone, model.embeddings(tokens, *inputs, codes=codes), labels)
+        targets = labels[labels != IGNORE]
+        text = _is_text(model, targets)
+        nats = token_nats(model.backbone, features[text], targets[text]).sum()
+        if model.head is not None and len(codes):
+            nats = nats + chunked_nats(model.head.nats, model.head.embed.weight.shape[0], features[~text], codes).sum()
+        return nats / counted
 
     def scores(self, model: TowerModel) -> dict[str, float]:
         """Returns loss and exact answers of held-out conversations about files, and the loss of those without.
@@ -435,28 +520,36 @@ class _Steps:
         """
         scores: dict[str, float] = {}
         if examples := self._examples.held_out:
-            loss, exact = self._scored(model, examples)
-            scores |= {"conversations": len(examples), "loss": loss, "exact answers": exact}
+            scores |= {"conversations": len(examples), **self._scored(model, examples)}
         if examples := self._examples.held_out_texts:
-            loss, _ = self._scored(model, examples)
-            scores |= {"texts": len(examples), "loss of texts": loss}
+            scores |= {"texts": len(examples), "loss of texts": self._scored(model, examples)["loss"]}
         return scores
 
     @torch.no_grad()
-    def _scored(self, model: TowerModel, examples: Sequence[_Example]) -> tuple[float, float]:
-        """Returns nats per answer token, and the share of exact answers."""
-        nats, count, exact = 0.0, 0, 0
+    def _scored(self, model: TowerModel, examples: Sequence[_Example]) -> dict[str, float]:
+        """Returns nats per answer token, the share of exact answers, and where there are frames, their loss."""
+        nats, count, exact, sound, frames = 0.0, 0, 0, 0.0, 0
         for places in passes_of([len(one.ids) for one in examples], self._worker.most_tokens(*_TOKENS_AT_ONCE)):
             self._worker.yield_hook()
             tensors = self._pass([examples[place] for place in places], torch.tensor(1))
-            tokens, labels, _, *inputs = (tensor.to(self._worker.device) for tensor in tensors)
-            answers = labels != IGNORE
-            logits = model.backbone.logits(model.backbone.features(model.embeddings(tokens, *inputs))[answers])
+            tokens, labels, _, codes, *inputs = (tensor.to(self._worker.device) for tensor in tensors)
+            features = model.backbone.features(model.embeddings(tokens, *inputs, codes=codes))
+            answers = (labels != IGNORE) & _is_text(model, labels)
+            logits = model.backbone.logits(features[answers])
+            if model.head is not None and len(codes):
+                sound += float(model.head.nats(features[labels == model.head.tokens.frame], codes).sum())
+                frames += len(codes)
             nats += float(F.cross_entropy(logits.float(), labels[answers], reduction="sum"))
             count += len(logits)
             wrong = answers.nonzero()[:, 0][logits.argmax(-1) != labels[answers]]
             exact += len(places) - len(set(wrong.tolist()))
-        return nats / count, exact / len(examples)
+        scores = {"loss": nats / count, "exact answers": exact / len(examples)}
+        return scores | ({"loss of codes": sound / frames} if frames else {})
+
+
+def _is_text(model: TowerModel, targets: Tensor) -> Tensor:
+    """Returns which ids stand for no frame of codes."""
+    return targets != model.head.tokens.frame if model.head is not None else torch.ones_like(targets, dtype=torch.bool)
 
 
 def _described(scores: dict[str, float]) -> str:

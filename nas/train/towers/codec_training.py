@@ -1,0 +1,293 @@
+"""Training of a codec, or of a detokenizer for codes of Mimi (LFM2 report, section 6.1.3 and "Detokenizer training").
+
+The loss is the L1 distance of log-mel features, hinge losses of discriminators over periods (Kong et al. 2020) and over
+windows (Jang et al. 2021), and the distance of their features; the report has these, but not their weights. Codec and
+discriminators step together, over the one `fit`, with discriminators held fixed in the codec's loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from nas.core.canonical import content_hash, sha256_of
+from nas.core.errors import InvalidInput
+from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, thinned
+from nas.train.posttrain.sft import TrainingSettings
+from nas.train.posttrain.trained_folder import FolderRecord, trained_once
+from nas.train.pretrain.member_training import CHECKPOINT
+from nas.train.release.shards import SINGLE, shard_files
+from nas.train.towers.codec import FRAME_SAMPLES, Codec, CodecShape, LogMel, write_codec
+from nas.train.towers.detokenizer import SPEECH_RATE
+from nas.train.towers.modality import MediaFile
+from nas.train.towers.sounds import RATE, SoundSettings, read_samples
+
+CODEC_VERSION = 1
+"""Part of keys: increase it with every change after which the same training gives other numbers."""
+RECORD = "codec.json"
+_SUFFIXES = (".wav", ".flac")
+_MOST_PROBLEMS = 20
+_MOST_SCORED = 64
+_CURVE_POINTS = 200
+
+
+class CodecSettings(TrainingSettings):
+    """Settings of a codec's training; batch and length of clips are the report's, with its 1,000,000 steps."""
+
+    epochs: float = Field(100, gt=0, description="of all sound")
+    batch: int = Field(16, ge=1, description="clips per step")
+    lr: float = Field(3e-4, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    frames: int = Field(30, ge=2, le=1000, description="of a clip: 2.4 s")
+    mel: float = Field(45.0, ge=0, description="weight of the distance of log-mel features")
+    adversarial: float = Field(1.0, ge=0, description="weight of the discriminators' verdict; 0: there are none")
+    features: float = Field(2.0, ge=0, description="weight of the distance of the discriminators' features")
+    channels: int = Field(16, ge=1, le=256, description="of the discriminators' first layers")
+    periods: tuple[int, ...] = Field((2, 3, 5, 7, 11), max_length=16)
+    windows: tuple[int, ...] = Field((512, 1024, 2048), max_length=16, description="samples")
+    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of files that are only scored")
+    shape: CodecShape = CodecShape()
+
+
+class CodecRecord(FolderRecord):
+    """Record of a codec.
+
+    Args:
+        settings: of the training.
+        hours: of sound that was trained on.
+    """
+
+    settings: dict[str, Any]
+    hours: float
+
+
+class Discriminator(nn.Module):
+    """Judges parts of a sound, whose samples are folded by a period, or whose windows are magnitudes.
+
+    Args:
+        channels: of the first layer.
+        period: samples of a row; 0: it sees windows.
+        window: samples of a window.
+    """
+
+    def __init__(self, channels: int, period: int = 0, window: int = 0) -> None:
+        super().__init__()
+        self._period, self._window = period, window
+        kernel, stride = ((5, 1), (3, 1)) if period else ((3, 9), (1, 2))
+        widths = (1, channels, 2 * channels, 4 * channels, 4 * channels)
+        padding = (kernel[0] // 2, kernel[1] // 2)
+        layers = pairwise(widths)
+        self.layers = nn.ModuleList(nn.Conv2d(inner, outer, kernel, stride, padding) for inner, outer in layers)
+        self.verdict = nn.Conv2d(widths[-1], 1, 3, padding=1)
+
+    def forward(self, samples: Tensor) -> list[Tensor]:
+        """Returns the features of each layer for samples [B, T], and the verdict as the last."""
+        if self._period:
+            x = torch.unflatten(F.pad(samples, (0, -samples.shape[1] % self._period)), 1, (-1, self._period))
+        else:
+            window = torch.hann_window(self._window, device=samples.device)
+            hop = self._window // 4
+            x = torch.stft(samples, self._window, hop, window=window, return_complex=True).abs().mT
+        x, features = x[:, None], []
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x), 0.1)
+            features.append(x)
+        return [*features, self.verdict(x)]
+
+
+class CodecTrainer(nn.Module):
+    """A codec with its discriminators and losses."""
+
+    def __init__(self, codec: Codec, settings: CodecSettings) -> None:
+        super().__init__()
+        self.codec, self._settings, self.mel = codec, settings, LogMel(settings.shape)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(settings.seed)
+            judges = [Discriminator(settings.channels, period=period) for period in settings.periods]
+            judges += [Discriminator(settings.channels, window=window) for window in settings.windows]
+        self.judges = nn.ModuleList(judges if settings.adversarial else [])
+
+    def spoken(self, clips: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns clips as they come back from their codes, and the quantiser's loss; of Mimi, codes are given."""
+        if self.codec.shape.source == "mimi":
+            return self.codec.detokenizer(codes), clips.new_zeros(())
+        quantised = self.codec.quantised(clips)
+        return self.codec.detokenizer(quantised.embeddings), quantised.loss
+
+    def loss(self, clips: Tensor, codes: Tensor) -> Tensor:
+        """Returns the loss of codec and discriminators for clips [B, T]."""
+        settings = self._settings
+        spoken, loss = self.spoken(clips, codes)
+        loss = loss + settings.mel * F.l1_loss(self.mel(spoken), self.mel(clips))
+        for judge in self.judges:
+            real, faked = judge(clips), judge(spoken.detach())
+            loss = loss + F.relu(1 - real[-1]).mean() + F.relu(1 + faked[-1]).mean()
+            fixed = {name: parameter.detach() for name, parameter in judge.named_parameters()}
+            seen = functional_call(judge, fixed, (spoken,))
+            loss = loss + settings.adversarial * F.relu(1 - seen[-1]).mean()
+            distances = [F.l1_loss(ours, theirs.detach()) for ours, theirs in zip(seen[:-1], real[:-1], strict=True)]
+            loss = loss + settings.features * torch.stack(distances).mean()
+        return loss
+
+
+class _Clips(NamedTuple):
+    """Sound to train on, read again for each clip."""
+
+    files: list[MediaFile]
+    settings: CodecSettings
+    codec: Codec
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Returns clips [B, T] and, for Mimi, their codes; they depend on the step alone."""
+        rng = np.random.default_rng([self.settings.seed, step])
+        shares = np.asarray([file.size[0] for file in self.files], np.float64)
+        chosen = rng.choice(len(self.files), self.settings.batch, p=shares / shares.sum())
+        return self.of(torch.stack([self._clip(self.files[place], rng.random()) for place in chosen]))
+
+    def of(self, clips: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns clips and, for Mimi, their codes."""
+        mimi = self.codec.shape.source == "mimi"
+        return clips, self.codec.codes(clips) if mimi else torch.zeros(0, dtype=torch.int64)
+
+    def first(self) -> list[Tensor]:
+        """Returns the first clip of each file, [1, T]."""
+        return [self._clip(file, 0.0)[None] for file in self.files[:_MOST_SCORED]]
+
+    def _clip(self, file: MediaFile, share: float) -> Tensor:
+        """Returns a clip [T] that begins at a share of what a file has more; a short one is padded with silence."""
+        samples = torch.from_numpy(read_samples(file.path, file.place, SPEECH_RATE))
+        length = self.settings.frames * FRAME_SAMPLES
+        start = int(share * (max(0, len(samples) - length) + 1))
+        clip = samples[start : start + length]
+        return F.pad(clip, (0, length - len(clip)))
+
+
+def train_codec(
+    sounds: Sequence[Path],
+    settings: CodecSettings,
+    output: Path,
+    log: Log,
+    mimi: Path | None = None,
+    checkpoint_s: float = 60.0,
+) -> CodecRecord:
+    """Trains a codec and writes its folder.
+
+    Args:
+        sounds: WAV and FLAC files, and folders of them.
+        settings: of the training.
+        output: folder of the result.
+        log: takes one line at a time.
+        mimi: folder of Mimi, whose codes the detokenizer reads; None: an encoder of our own is trained with it.
+        checkpoint_s: least seconds between checkpoints.
+
+    Raises:
+        InvalidInput: a file cannot be used, or the folder holds something else.
+        CandidateFailed: the loss is not finite.
+    """
+    source = "own" if mimi is None else "mimi"
+    settings = settings.model_copy(update={"shape": settings.shape.model_copy(update={"source": source})})
+    trained, held_out = _split(_files(sounds), settings.held_out)
+    weights = [] if mimi is None else [sha256_of(file) for file in shard_files(mimi)]
+    hashes = [[file.sha256 for file in part] for part in (trained, held_out)]
+    key = content_hash([CODEC_VERSION, hashes, weights, settings.model_dump(mode="json")])
+
+    def train(folder: Path, worker: Worker) -> CodecRecord:
+        codec = Codec(settings.shape, settings.seed, mimi)
+        trainer = CodecTrainer(codec, settings).to(worker.device)
+        clips, scored = (_Clips(part, settings, codec) for part in (trained, held_out))
+        before = _scores(trainer, scored, worker.device)
+        seconds = sum(file.size[0] for file in trained) / RATE
+        clip_s = settings.frames * FRAME_SAMPLES / SPEECH_RATE
+        steps = max(1, round(settings.epochs * seconds / clip_s / settings.batch))
+        worker.log(f"{len(trained):,} files with {seconds / 3600:.2f} h of sound, {len(held_out):,} held out")
+        state = TrainingState(trainer, settings.optimiser(), steps)
+        phase = TrainingPhase(
+            "codec",
+            steps,
+            settings.batch * settings.frames,
+            lambda step: [clips.batch(step)],
+            CodecTrainer.loss,
+            lambda step: settings.rate(step, steps),
+        )
+        fit(
+            state,
+            [phase],
+            [TrainingCheckpoint(folder / CHECKPOINT, {"key": key}, checkpoint_s)],
+            worker,
+            name=output.name,
+        )
+        codec.eval().settle()
+        after = _scores(trainer, scored, worker.device)
+        write_codec(output, codec)
+        return CodecRecord(
+            key=key,
+            weights=sha256_of(output / SINGLE),
+            source="sound" if mimi is None else f"codes of Mimi, SHA-256 {weights[0][:12]}",
+            layout=codec.detokenizer.layers.layout.format(),
+            settings=settings.model_dump(mode="json"),
+            examples=len(trained),
+            hours=seconds / 3600,
+            steps=steps,
+            curve=tuple(thinned(state.losses, _CURVE_POINTS)),
+            before=before,
+            after=after,
+            seconds=state.seconds,
+            device=worker.describe(),
+            hilnas=version("hilnas"),
+        )
+
+    return trained_once(output, key, output / RECORD, CodecRecord, train, log)
+
+
+def _files(sounds: Sequence[Path]) -> list[MediaFile]:
+    """Reads all files once, in the order of their names.
+
+    Raises:
+        InvalidInput: one line for each of the first that cannot be used, or there is none.
+    """
+    paths: list[Path] = []
+    for path in sounds:
+        inside = (file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES)
+        paths += sorted(inside) if path.is_dir() else [path]
+    files, problems = [], []
+    for path in dict.fromkeys(paths):
+        try:
+            files.append(SoundSettings.read(path))
+        except InvalidInput as error:
+            problems.append(str(error))
+            if len(problems) == _MOST_PROBLEMS:
+                break
+    if problems or not files:
+        raise InvalidInput("\n".join(problems) or "no WAV or FLAC files there", where=None if problems else "SOUNDS")
+    return files
+
+
+def _split(files: list[MediaFile], share: float) -> tuple[list[MediaFile], list[MediaFile]]:
+    """Returns files to train on, and those that are held out, by their hashes."""
+    parts: tuple[list[MediaFile], list[MediaFile]] = ([], [])
+    for file in files:
+        parts[int(file.sha256[:8], 16) < share * 2**32].append(file)
+    if not parts[0]:
+        raise InvalidInput("all files are held out", where="held_out")
+    return parts
+
+
+@torch.no_grad()
+def _scores(trainer: CodecTrainer, clips: _Clips, device: torch.device) -> dict[str, float]:
+    """Returns the mean distance of log-mel features of held-out clips; none: there are none."""
+    distances = []
+    for clip in clips.first():
+        samples, codes = (tensor.to(device) for tensor in clips.of(clip))
+        spoken, _ = trainer.spoken(samples, codes)
+        distances.append(float(F.l1_loss(trainer.mel(spoken), trainer.mel(samples))))
+    return {"log-mel distance": float(np.mean(distances))} if distances else {}
