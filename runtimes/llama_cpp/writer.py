@@ -175,12 +175,12 @@ def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout, arch: str) 
     """
     size = of_kind(mixers(layout), *ATTENTION)[0].int("head_dim") if arch in (*PAIRED, QWEN35) else 0
     if arch in PAIRED and tensor.part in ("attn_q", "attn_k"):
-        shape = (-1, 2, size // 2)
+        axes, parts = (1, 2), data.reshape(-1, 2, size // 2, data.size // tensor.shape[0])
     elif arch == QWEN35 and tensor.part == "attn_q":
-        shape = (1, 2, -1, size)
+        axes, parts = (0, 1), data.reshape(2, -1, size, data.size // tensor.shape[0])
     else:
         return data
-    return data.reshape(*shape, data.size // tensor.shape[0]).swapaxes(1, 2).reshape(-1)
+    return parts.swapaxes(*axes).reshape(-1)
 
 
 class _Writer(GGUFWriter):
