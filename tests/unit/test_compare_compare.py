@@ -252,11 +252,12 @@ def names(asked: ModelSelection) -> list[str]:
 def test_a_family_is_compared_with_the_reference_models_of_its_size_classes(home: Path) -> None:
     family(home, *MEMBERS)
     assert names(ModelSelection(family="demo")) == [
-        "demo-S0", "demo-S1", "LFM2-350M", "LFM2-700M", "Granite-4.0-350M", "Granite-4.0-H-350M", "Qwen3-0.6B",
-        "Gemma-3-270M", "SmolLM2-135M", "SmolLM2-360M", "Mamba2-130M", "Mamba2-370M", "Mamba2-780M",
+        "demo-S0", "demo-S1", "LFM2-350M", "LFM2-700M", "Qwen3.5-0.8B", "Falcon-H1-0.5B", "Granite-4.0-350M",
+        "Granite-4.0-H-350M", "Qwen3-0.6B", "Gemma-3-270M", "SmolLM2-135M", "SmolLM2-360M", "Mamba2-130M",
+        "Mamba2-370M", "Mamba2-780M",
     ]  # fmt: skip
     assert names(ModelSelection(family="demo", classes=("700M",))) == [
-        "demo-S1", "LFM2-700M", "Qwen3-0.6B", "Mamba2-780M"
+        "demo-S1", "LFM2-700M", "Qwen3.5-0.8B", "Falcon-H1-0.5B", "Qwen3-0.6B", "Mamba2-780M"
     ]  # fmt: skip
     assert names(ModelSelection(family="demo", alone=True)) == ["demo-S0", "demo-S1"]
     assert names(ModelSelection(family="demo", references=("gemma-3-1b",))) == ["demo-S0", "demo-S1", "Gemma-3-1B"]
