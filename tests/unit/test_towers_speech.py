@@ -14,6 +14,7 @@ import soundfile
 import torch
 from audio_lab import audio_model, tone, write_model
 from cli_runner import nas
+from exhaustive import mostly_exhaustive
 from retrieval_lab import own_home
 from safetensors.torch import load_file
 from speech_lab import (
@@ -278,6 +279,12 @@ def test_discriminators_learn_from_their_loss_and_the_codec_from_its_own() -> No
     assert trainer.codec.detokenizer.output.weight.grad.abs().max() > 0
 
 
+@pytest.mark.parametrize("values", [{"windows": [0]}, {"windows": [100_000]}, {"periods": [0]}, {"periods": [1]}])
+def test_discriminators_that_fit_no_clip_are_refused(values: dict[str, list[int]]) -> None:
+    with pytest.raises(ValueError, match=next(iter(values))):
+        codec_settings(**values)
+
+
 @pytest.mark.parametrize("source", ["own", "mimi"])
 def test_codecs_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     own_home(tmp_path, monkeypatch)
@@ -335,7 +342,7 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("mode", ["interleaved", "sequential"])
+@pytest.mark.parametrize("mode", mostly_exhaustive(["interleaved", "sequential"], "interleaved"))
 def test_a_model_learns_to_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
     own_home(tmp_path, monkeypatch)
     write_model(tmp_path / "model")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ _SUFFIXES = (".wav", ".flac")
 _MOST_PROBLEMS = 20
 _MOST_SCORED = 64
 _CURVE_POINTS = 200
+_Period = Annotated[int, Field(ge=2, le=256)]
+_Window = Annotated[int, Field(ge=16, le=2 * FRAME_SAMPLES, description="shorter than the shortest clip")]
 
 
 class CodecSettings(TrainingSettings):
@@ -53,8 +55,8 @@ class CodecSettings(TrainingSettings):
     adversarial: float = Field(1.0, ge=0, description="weight of the discriminators' verdict; 0: there are none")
     features: float = Field(2.0, ge=0, description="weight of the distance of the discriminators' features")
     channels: int = Field(16, ge=1, le=256, description="of the discriminators' first layers")
-    periods: tuple[int, ...] = Field((2, 3, 5, 7, 11), max_length=16)
-    windows: tuple[int, ...] = Field((512, 1024, 2048), max_length=16, description="samples")
+    periods: tuple[_Period, ...] = Field((2, 3, 5, 7, 11), max_length=16)
+    windows: tuple[_Window, ...] = Field((512, 1024, 2048), max_length=16, description="samples")
     held_out: float = Field(0.02, ge=0, lt=0.5, description="share of files that are only scored")
     shape: CodecShape = CodecShape()
 
