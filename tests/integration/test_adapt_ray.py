@@ -112,6 +112,7 @@ def test_a_worker_is_killed_then_the_command(lab: Path, calm: dict[str, str], tm
     assert done.items() <= {path.name: path.stat().st_ino for path in library.glob("blocks/*.safetensors")}.items()
 
 
+@pytest.mark.exhaustive  # minutes; by default test_compute_cluster.py loses a node of trainings
 def test_a_node_of_a_cluster_is_lost(lab: Path, calm: dict[str, str], tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
 

@@ -43,6 +43,9 @@ MORE_WIDTHS = (
     "d128 v512 ffn=swiglu:352 [A4/2:32(qk_norm=0)*4]",
     "d256 v512 ffn=swiglu:512 [C3 L6/32:64(nope_dim=32,query=64,rope_theta=0)]",
     "d256 v512 ffn=swiglu:512 [M16(conv=0) D8/4(conv=0)]",
+    "d160 v512 ffn=swiglu:352 [A8/4:20 W8/2@16:20(rope_theta=0) C3 ^0]",
+    "d256 v512 ffn=swiglu:512 [M16 M16(groups=2)]",
+    "d160 v512 ffn=swiglu:352 [C3 D4:64(conv=3) A8/4:20 D8/1:20]",
 )
 BRIEFLY = (PLANTED_GEMMA, PLANTED_LFM3, PLANTED_QWEN, PLANTED_SHARES, PLANTED_LONG, PLANTED_FALCON, PLANTED_STATES)
 """Layouts of which one fault is enough by default."""
@@ -61,10 +64,7 @@ RIGHT = (
     *(layout.format() for layout, _ in PLANTS),
     *MORE_WIDTHS,
     EVERY_KIND.format(),
-    "d160 v512 ffn=swiglu:352 [A8/4:20 W8/2@16:20(rope_theta=0) C3 ^0]",
     "d256 v512 ffn=swiglu:512 [W4/2@32 W4/1@32(sink=1)]",
-    "d256 v512 ffn=swiglu:512 [M16 M16(groups=2)]",
-    "d160 v512 ffn=swiglu:352 [C3 D4:64(conv=3) A8/4:20 D8/1:20]",
     "d128 v512 ffn=swiglu:352 [A8/4 C3&W4/2@8 A8/4(kv=0)+none C3+none ^1 -]",
 )
 
