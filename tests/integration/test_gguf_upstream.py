@@ -174,8 +174,8 @@ def test_our_files_equal_those_of_the_converter(name: str, converter: Path, tmp_
     short = {key: key.removeprefix(f"{arch}.") for key in {*theirs.fields, *ours.fields}}
     one_sided = {short[key] for key in theirs.fields.keys() ^ ours.fields.keys()} - OF_TRANSFORMERS
     assert one_sided <= MORE.keys(), one_sided - MORE.keys()
-    own = {"general.name", "general.size_label", "general.file_type", f"{arch}.full_attention_interval"}
-    both = theirs.fields.keys() & ours.fields.keys() - own
+    differing = {"general.name", "general.size_label", "general.file_type", f"{arch}.full_attention_interval"}
+    both = theirs.fields.keys() & ours.fields.keys() - differing
     for key in both:
         assert ours.fields[key] == theirs.fields[key], key
     assert theirs.tensors.keys() == ours.tensors.keys()

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 LANGUAGE_MODEL = "FAMILY/SIZE of a trained member, a folder of transformers or of `nas adapt`, or a GGUF file."
 """In the help of arguments: what `nas.train.posttrain.start.start_model` takes."""
 FolderOption = Annotated[Path, typer.Option("--output", "-o", help="Folder of the trained model.", show_default=False)]
+SettingsOption = Annotated[
+    Path | None, typer.Option("--config", help="YAML file with settings of the training.", show_default=False)
+]
 
 
 def print_training(output: Path, record: FolderRecord, details: dict[str, str], unit: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nas.cli.family.folders import LANGUAGE_MODEL, FolderOption, print_training
+from nas.cli.family.folders import LANGUAGE_MODEL, FolderOption, SettingsOption, print_training
 from nas.cli.options import CheckpointOption, OutputOption
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
@@ -29,9 +29,7 @@ def retrieval(
         typer.Option("--data", help="JSON lines, or folder of BEIR, to train on. Repeatable.", show_default=False),
     ],
     output: FolderOption,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="YAML file with settings of the training.", show_default=False)
-    ] = None,
+    config: SettingsOption = None,
     checkpoint: CheckpointOption = 60.0,
     json: JsonFlag = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nas.cli.family.folders import LANGUAGE_MODEL, FolderOption, print_training
+from nas.cli.family.folders import LANGUAGE_MODEL, FolderOption, SettingsOption, print_training
 from nas.cli.options import CheckpointOption
 from nas.cli.output import JsonFlag, print_fields, print_json, say
 from nas.cli.progress import shown
@@ -144,9 +144,7 @@ def codec(
     ],
     output: FolderOption,
     mimi: _MimiOption = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="YAML file with settings of the training.", show_default=False)
-    ] = None,
+    config: SettingsOption = None,
     checkpoint: CheckpointOption = 60.0,
     json: JsonFlag = False,
 ) -> None:
