@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from benchmarks import blocks, gguf_models, quantise, retrieval, vision
+from benchmarks import blocks, gguf_models, quantise, retrieval, retrieval_compare, vision
 from benchmarks.page import fill
 from benchmarks.quality import rounding
 
@@ -27,7 +27,8 @@ MEASURE = {
     "benchmarks.adapt", "benchmarks.claims", "benchmarks.command_fuzz", "benchmarks.gguf_models",
     "benchmarks.model_fuzz",
     "benchmarks.quality.narrowing", "benchmarks.quality.rounding", "benchmarks.quality.throughput",
-    "benchmarks.quantise", "benchmarks.real_study", "benchmarks.retrieval", "benchmarks/executorch_equivalence.py",
+    "benchmarks.quantise", "benchmarks.real_study", "benchmarks.retrieval", "benchmarks.retrieval_compare",
+    "benchmarks/executorch_equivalence.py",
     "benchmarks/family_files.py", "benchmarks/hardware_model.py", "benchmarks/llama_cpp_equivalence.py",
     "benchmarks/server_attacks.py", "benchmarks.vision",
 }  # fmt: skip
@@ -76,6 +77,7 @@ def record(name: str) -> dict[str, object]:
         ("quantising", lambda page: quantise.write_page(page, record("quantise"))),
         ("quantising", lambda page: fill(page, "times", quantise.table_of_times(record("quantise-times")))),
         ("quantising", lambda page: fill(page, "rounding", rounding.as_table(record("rounding")))),
+        ("retrieval", lambda page: retrieval_compare.write_page(page, record("retrieval-compare"))),
         ("retrieval", lambda page: retrieval.write_page(page, record("retrieval"), False)),
         ("retrieval", lambda page: retrieval.write_page(page, record("retrieval-small"), True)),
         ("vision", lambda page: vision.write_page(page, record("vision"))),
