@@ -107,8 +107,12 @@ class Processor(BaseModel, ABC):
         """
 
     def samples(self, file: MediaFile, rate: int) -> Tensor:
-        """Reads a sound again and returns its samples [T] at that rate; an image has none."""
-        raise NotImplementedError
+        """Reads a sound again and returns its samples [T] at that rate.
+
+        Raises:
+            InvalidInput: the file has changed, or is an image.
+        """
+        raise InvalidInput(f"{self.noun}s have no samples", where=str(file.path))
 
     def seconds(self, file: MediaFile) -> float:
         """Returns how long a sound lasts; 0: it is an image."""

@@ -152,7 +152,7 @@ class Turn:
     _sound_over: bool = field(default=False, init=False)
 
     def say(self, token: int) -> None:
-        """Goes on behind a token of text."""
+        """Updates the state after a token of text."""
         if self.mode == "sequential":
             self.speaking = token == self.tokens.start
             return
@@ -162,7 +162,7 @@ class Turn:
             self.speaking, self._left = True, SOUND_STEPS
 
     def sound(self, *, end: bool) -> None:
-        """Goes on behind a frame; `end`: it is that which ends the sound."""
+        """Updates the state after a frame; `end`: its codes are those that end the sound."""
         self._left -= 1
         self._sound_over |= end
         if end or (self.mode == "interleaved" and not self._left and not self._text_over):

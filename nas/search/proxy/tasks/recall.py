@@ -46,7 +46,7 @@ class Recall:
 
     @property
     def vocab(self) -> int:
-        """Number of keys and values, and the symbol that stands beside one that is alone."""
+        """Number of symbols: keys, values, and one that pads a position with a single symbol."""
         return self.keys + self.values + 1
 
     @property
