@@ -112,7 +112,7 @@ class Processor(BaseModel, ABC):
         Raises:
             InvalidInput: the file has changed, or is an image.
         """
-        raise InvalidInput(f"{self.noun}s have no samples", where=str(file.path))
+        raise InvalidInput("an image has no samples of sound", where=str(file.path))
 
     def seconds(self, file: MediaFile) -> float:
         """Returns how long a sound lasts; 0: it is an image."""
