@@ -171,7 +171,7 @@ def run(folder: Path, seeds: Sequence[int], sizes: Sizes) -> None:
     os.environ["NAS_HOME"] = str(folder / "home")
     torch.set_num_threads(1)
     member_training.run_workers = here
-    _write_text(folder, sizes)
+    write_text(folder, Layout.parse(sizes.layout), sizes.tasks)
     write_family(Layout.parse(sizes.layout), len(seeds))
     for seed in seeds:
         _run_seed(folder, seed, sizes)
@@ -246,11 +246,11 @@ def _blind(train: Sequence[dict[str, str]], test: Sequence[dict[str, str]]) -> s
     return "".join("01"[best.get(line["question"]) == line["answer"]] for line in test)
 
 
-def _write_text(folder: Path, sizes: Sizes) -> None:
-    """Writes text to train on, of which a tenth is only scored, conversations, and the tokenizer."""
+def write_text(folder: Path, layout: Layout, count: int) -> None:
+    """Writes text to train on, of which a tenth is only scored, generated conversations, and the tokenizer."""
     text, tasks = folder / "text", folder / "tasks"
     if not (tasks / "text").is_dir():
-        write_tasks(tasks, sizes.tasks, 200, pairs=0, lines=2000)
+        write_tasks(tasks, count, 200, pairs=0, lines=2000)
     for number, (_, topic) in enumerate(sorted(topics.items())):
         path = text / ("train" if number % 10 else "test") / f"{number}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -259,31 +259,50 @@ def _write_text(folder: Path, sizes: Sizes) -> None:
         questions = _lines(folder / "data" / "train.jsonl")
         words = folder / "words.txt"
         words.write_text("".join(f"{line['question']} {line['answer']}\n" for line in questions))
-        train_tokenizer([text / "train", tasks / "text", words], Layout.parse(sizes.layout).vocab, tokenizer, say)
+        train_tokenizer([text / "train", tasks / "text", words], layout.vocab, tokenizer, say)
 
 
-def _run_seed(folder: Path, seed: int, sizes: Sizes) -> None:
-    """Trains and scores the stages of a seed."""
-    begin = time.process_time()
+def train_language_model(folder: Path, seed: int, tokens: int, talks: Sequence[str] = ("tasks",)) -> None:
+    """Trains `chat/seedN` on text and to chat, and scores it.
+
+    Args:
+        folder: with the data and the tokenizer.
+        seed: of the training.
+        tokens: of pre-training.
+        talks: folders in `folder` with text/, train.jsonl and test.jsonl.
+    """
     schedule = {"warmup": 0.1, "decay": 0.3}
     stages: list[dict[str, Any]] = [
         {
             "kind": "pretrain",
-            "corpus": ["text/train", "tasks/text"],
+            "corpus": ["text/train", *(f"{name}/text" for name in talks)],
             "settings": {
-                "tokens": sizes.tokens,
+                "tokens": tokens,
                 "batch_tokens": 1024,
                 "lr": 3e-3,
                 "seed": seed,
                 "stages": [{"name": "text", "length": _WINDOW, "share": 1.0, "schedule": schedule}],
             },
         },
-        {"kind": "sft", "data": [{"path": "tasks/train.jsonl"}], "epochs": 2, "lr": 2e-3, "final": 0.1, "seed": seed},
+        {
+            "kind": "sft",
+            "data": [{"path": f"{name}/train.jsonl"} for name in talks],
+            "epochs": 2,
+            "lr": 2e-3,
+            "final": 0.1,
+            "seed": seed,
+        },
     ]
     recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
     files = FileOptions(gguf=(), context=512)
     run_recipe("chat", f"seed{seed}", recipe, folder, say, workers=1, files=files, checkpoint_s=30.0)
-    _score_before(folder, seed)
+    _score_before(folder, seed, talks)
+
+
+def _run_seed(folder: Path, seed: int, sizes: Sizes) -> None:
+    """Trains and scores the stages of a seed."""
+    begin = time.process_time()
+    train_language_model(folder, seed, sizes.tokens)
     before, models = f"chat/seed{seed}", folder / f"seed{seed}"
     trainings = [(stage, stage, sizes.image_tokens) for stage in STAGES]
     trainings.append((_FEWER, "joint", sizes.fewer))
@@ -295,7 +314,7 @@ def _run_seed(folder: Path, seed: int, sizes: Sizes) -> None:
         say(f"seed {seed}, {name}: {time.process_time() - begin:.0f} s of CPU")
 
 
-def _score_before(folder: Path, seed: int) -> None:
+def _score_before(folder: Path, seed: int, talks: Sequence[str]) -> None:
     """Scores the language model on text alone, unless that was done."""
     path = folder / f"seed{seed}" / "before.json"
     if path.is_file():
@@ -305,7 +324,7 @@ def _score_before(folder: Path, seed: int) -> None:
     weights = start.tensors(path)
     model = Model(checkpoint_layout(weights), None)
     load_weights(model, weights)
-    scores = _text_scores(folder, model.eval(), ChatTokenizer(start.tokenizer.tokenizer, "tokenizer.json"))
+    scores = text_scores(folder, model.eval(), ChatTokenizer(start.tokenizer.tokenizer, "tokenizer.json"), talks)
     write_durably(path, json.dumps({"text": scores}).encode())
 
 
@@ -354,7 +373,7 @@ def _score(folder: Path, model: Path, record: TowerRecord, asked: Collection[int
         "seconds": record.seconds,
         "marks": {str(count): marked(lines, each) for count, each in frames.items()},
         "another": marked(others, opened.processor),
-        "text": _text_scores(folder, network, chat),
+        "text": text_scores(folder, network, chat),
         "ms": {str(count): _times(network, *_asked(chat, lines[:1], each)[0], each) for count, each in frames.items()},
     }
     write_durably(path, json.dumps(result).encode())
@@ -384,8 +403,8 @@ def marks(model: Any, asked: Sequence[Asked], pad: int, frames: FrameSettings) -
 
 
 @torch.no_grad()
-def _text_scores(folder: Path, model: Any, chat: ChatTokenizer) -> dict[str, Any]:
-    """Returns bits per byte of text that nothing was trained on, in windows without overlap, and scores of tasks."""
+def text_scores(folder: Path, model: Any, chat: ChatTokenizer, talks: Sequence[str] = ("tasks",)) -> dict[str, Any]:
+    """Returns bits per byte of text that nothing was trained on, in windows without overlap, and marks of talks."""
     nats, size = 0.0, 0
     for path in sorted((folder / "text" / "test").iterdir()):
         text = path.read_text()
@@ -393,9 +412,12 @@ def _text_scores(folder: Path, model: Any, chat: ChatTokenizer) -> dict[str, Any
         for begin in range(0, len(ids) - 1, _WINDOW):
             window = torch.tensor(ids[begin : begin + _WINDOW + 1])
             nats += float(F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum"))
-    tasks = read_lines(folder / "tasks" / "test.jsonl", Conversation)
-    questions = [Asked(*chat.conversation(task), ()) for task in tasks]
-    return {"bits_per_byte": nats / np.log(2) / size, "tasks": marks(model, questions, chat.pad, FrameSettings())}
+    scores: dict[str, Any] = {"bits_per_byte": nats / np.log(2) / size}
+    for name in talks:
+        lines = read_lines(folder / name / "test.jsonl", Conversation)
+        questions = [Asked(*chat.conversation(line), ()) for line in lines]
+        scores[name] = marks(model, questions, chat.pad, FrameSettings())
+    return scores
 
 
 @torch.no_grad()
