@@ -61,6 +61,10 @@ def _nginx() -> list[str]:
     return [] if shutil.which("nginx") else ["nginx"]
 
 
+def _speech() -> list[str]:
+    return [] if shutil.which("espeak-ng") else ["espeak-ng"]
+
+
 def _arm64() -> list[str]:
     if platform.machine() == "aarch64":
         return []
@@ -101,6 +105,7 @@ GROUPS = {
         "run the store on PostgreSQL", ("postgresql",), _postgresql, fixtures=("postgres_server", "postgres")
     ),
     "nginx": Group("reach the coordinator through a reverse proxy", ("nginx-light",), _nginx),
+    "speech": Group("speak clips to train on", ("espeak-ng",), _speech),
     "arm64": Group("run arm64 runners by emulation", ("qemu-user-static", "libstdc++6-arm64-cross"), _arm64),
     "devices": Group(
         "reach real adbd and sshd on machines made of namespaces",

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from benchmarks import blocks, gguf_models, quantise, retrieval, retrieval_compare, vision
+from benchmarks import audio, blocks, gguf_models, quantise, retrieval, retrieval_compare, vision
 from benchmarks.page import fill
 from benchmarks.quality import rounding
 
@@ -24,7 +24,7 @@ RECORDED = ROOT / "benchmarks/recorded"
 PAGES = ROOT / "docs/measured"
 COMMAND = re.compile(r"^    (?:\.venv/bin/)?python (.* --page (docs/measured/[\w-]+\.md).*?)(?: +#.*)?$", re.MULTILINE)
 MEASURE = {
-    "benchmarks.adapt", "benchmarks.claims", "benchmarks.command_fuzz", "benchmarks.gguf_models",
+    "benchmarks.adapt", "benchmarks.audio", "benchmarks.claims", "benchmarks.command_fuzz", "benchmarks.gguf_models",
     "benchmarks.model_fuzz",
     "benchmarks.quality.narrowing", "benchmarks.quality.rounding", "benchmarks.quality.throughput",
     "benchmarks.quantise", "benchmarks.real_study", "benchmarks.retrieval", "benchmarks.retrieval_compare",
@@ -73,6 +73,7 @@ def record(name: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("name", "write"),
     [
+        ("audio", lambda page: audio.write_page(page, record("audio"))),
         ("model-files", lambda page: gguf_models.write_page(page, record("gguf-models"))),
         ("quantising", lambda page: quantise.write_page(page, record("quantise"))),
         ("quantising", lambda page: fill(page, "times", quantise.table_of_times(record("quantise-times")))),

@@ -12,7 +12,7 @@ import pytest
 import tools_for_tests
 
 ROOT = Path(__file__).parents[2]
-EVERY_TOOL = (*tools_for_tests.DEVICE_TOOLS, "chromium", "initdb", "nginx", "qemu-aarch64")
+EVERY_TOOL = (*tools_for_tests.DEVICE_TOOLS, "chromium", "initdb", "nginx", "espeak-ng", "qemu-aarch64")
 
 
 @pytest.fixture
@@ -39,6 +39,7 @@ def test_a_bare_machine_has_no_group(programs: Path) -> None:
         "browser": "chromium",
         "postgresql": "initdb",
         "nginx": "nginx",
+        "speech": "espeak-ng",
         "arm64": "qemu-aarch64, libstdc++.so.6",
         "devices": ", ".join(tools_for_tests.DEVICE_TOOLS),
     }
@@ -56,7 +57,7 @@ def test_groups_are_apart(programs: Path) -> None:
     put(programs, "google-chrome")
     (tools_for_tests.POSTGRESQL / "15/bin").mkdir(parents=True)
     (tools_for_tests.POSTGRESQL / "15/bin/initdb").touch()
-    assert set(tools_for_tests.absent()) == {"nginx", "arm64", "devices"}
+    assert set(tools_for_tests.absent()) == {"nginx", "speech", "arm64", "devices"}
 
 
 def test_what_no_package_mends(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

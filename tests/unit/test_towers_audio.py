@@ -24,7 +24,7 @@ from nas.train.towers import sounds
 from nas.train.towers.audio import AUDIO, AudioSettings, AudioShape
 from nas.train.towers.data import read_media_lines
 from nas.train.towers.release import TowerFolder, encoder_shape, load_encoder
-from nas.train.towers.sounds import SoundSettings, features_of, read_samples
+from nas.train.towers.sounds import Part, SoundSettings, features_of, read_samples
 from nas.train.towers.training import Data, TowerRecord, train_tower
 
 EXTRACTOR = ParakeetFeatureExtractor(feature_size=128)
@@ -100,6 +100,31 @@ def test_rates_and_encodings_are_read(tmp_path: Path, name: str, rate: int, opti
     samples = read_samples(write_sound(tmp_path / name, tone(440, 1, rate), rate, **options), name)
     assert samples.dtype == np.float32 and len(samples) == 16_000
     np.testing.assert_allclose(samples[1000:-1000], tone(440, 1)[1000:-1000], atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "target"), [("a.wav", 22_050, 24_000), ("a.flac", 48_000, 24_000), ("a.wav", 24_000, 24_000)]
+)
+def test_a_part_is_read_alone_and_has_the_samples_of_the_whole(
+    name: str, rate: int, target: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_sound(tmp_path / name, np.random.default_rng(0).uniform(-0.9, 0.9, 4 * rate).astype(np.float32), rate)
+    whole = read_samples(path, "a", target)
+    for start in (0.0, 0.0101, 1.2345, 3.7):
+        part = read_samples(path, "a", target, Part(start, 0.5))
+        begin = round(start * target)
+        np.testing.assert_allclose(part, whole[begin : begin + target // 2], atol=1e-5)
+    assert len(part) == len(whole) - begin < target // 2
+    decoded, read = list[int](), sounds.soundfile.SoundFile.read
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        block = read(*arguments, **named)
+        decoded.append(len(block))
+        return block
+
+    monkeypatch.setattr(sounds.soundfile.SoundFile, "read", counted)
+    read_samples(path, "a", target, Part(1.0, 0.5))
+    assert sum(decoded) < 0.6 * rate
 
 
 def test_what_resampling_would_fold_is_gone(tmp_path: Path) -> None:

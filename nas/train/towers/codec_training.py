@@ -30,9 +30,9 @@ from nas.train.release.shards import SINGLE, shard_files
 from nas.train.towers.codec import FRAME_SAMPLES, Codec, CodecShape, LogMel, write_codec
 from nas.train.towers.detokenizer import SPEECH_RATE
 from nas.train.towers.modality import MediaFile
-from nas.train.towers.sounds import RATE, SoundSettings, read_samples
+from nas.train.towers.sounds import RATE, Part, SoundSettings, read_samples
 
-CODEC_VERSION = 1
+CODEC_VERSION = 2
 """Part of keys: increase it with every change after which the same training gives other numbers."""
 RECORD = "codec.json"
 _SUFFIXES = (".wav", ".flac")
@@ -167,10 +167,10 @@ class _Clips(NamedTuple):
 
     def _clip(self, file: MediaFile, share: float) -> Tensor:
         """Returns a clip [T] that begins at a share of what a file has more; a short one is padded with silence."""
-        samples = torch.from_numpy(read_samples(file.path, file.place, SPEECH_RATE))
         length = self.settings.frames * FRAME_SAMPLES
-        start = int(share * (max(0, len(samples) - length) + 1))
-        clip = samples[start : start + length]
+        seconds = length / SPEECH_RATE
+        part = Part(share * max(0.0, file.size[0] / RATE - seconds), seconds)
+        clip = torch.from_numpy(read_samples(file.path, file.place, SPEECH_RATE, part))
         return F.pad(clip, (0, length - len(clip)))
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import soundfile
@@ -40,6 +40,7 @@ _FORMATS = ("WAV", "WAVEX", "RF64", "FLAC")
 _ENCODINGS = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW")
 _BLOCK = 1 << 16
 """Samples of a channel that are decoded at once."""
+_REACH = 11
 _SHORTENED = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 _UNKNOWN = 1 << 30
 """Sizes from this one on stand for an unknown size in the header of what was written to a pipe."""
@@ -54,6 +55,13 @@ _EXTRACTOR = {
     "n_fft": _FFT,
     "preemphasis": _EMPHASIS,
 }
+
+
+class Part(NamedTuple):
+    """A part of a sound, in seconds."""
+
+    start: float
+    length: float
 
 
 class SoundSettings(Processor):
@@ -102,11 +110,17 @@ class SoundSettings(Processor):
         return file.size[0] / RATE
 
 
-def read_samples(path: Path, place: str, target: int = RATE) -> NDArray[np.float32]:
+def read_samples(path: Path, place: str, target: int = RATE, part: Part | None = None) -> NDArray[np.float32]:
     """Reads a sound: the mean of its channels, at 16 kHz or `target` samples per second.
 
+    Args:
+        path: of the file.
+        place: for messages.
+        target: samples per second.
+        part: which is read alone, its samples those of the whole; None: everything.
+
     Returns:
-        Samples [T]; those of integers are in [-1, 1].
+        Samples [T]; those of integers are in [-1, 1]. A part that reaches past the end has fewer.
 
     Raises:
         InvalidInput: the file is no WAV or FLAC, damaged, too long or too short, or holds no finite numbers.
@@ -122,22 +136,41 @@ def read_samples(path: Path, place: str, target: int = RATE) -> NDArray[np.float
                 raise InvalidInput(f"{path.name} is no WAV or FLAC file", where=place)
             stream.seek(0)
             with soundfile.SoundFile(stream) as sound:  # libsndfile closes a descriptor whose header it cannot read
-                samples, rate = _decoded(sound, path.name, place), sound.samplerate
+                rate = sound.samplerate
+                common = math.gcd(rate, target)
+                up, down = target // common, rate // common
+                first, skipped, count = (0, 0, None) if part is None else _span(part, target, up, down)
+                if first:
+                    sound.seek(first)
+                samples = _decoded(sound, path.name, place, count)
     except OSError as error:
         raise InvalidInput(f"cannot read {path.name}: {error.strerror}", where=place) from error
     except soundfile.LibsndfileError as error:
         raise InvalidInput(f"{path.name} is damaged: {error.error_string}", where=place) from error
-    if len(samples) < LEAST_SECONDS * rate:
+    if part is None and len(samples) < LEAST_SECONDS * rate:
         raise InvalidInput(f"{path.name} is shorter than {LEAST_SECONDS} s", where=place)
-    if not np.abs(samples).max() < _LARGEST:
+    if not np.abs(samples).max(initial=0) < _LARGEST:
         raise InvalidInput(f"{path.name} holds NaN or samples beyond {_LARGEST:,.0f}", where=place)
-    common = math.gcd(rate, target)
-    resampled = samples if rate == target else resample_poly(samples, target // common, rate // common)
-    return np.ascontiguousarray(resampled, np.float32)
+    resampled = samples if up == down else resample_poly(samples, up, down)
+    end = None if part is None else skipped + round(part.length * target)
+    return np.ascontiguousarray(resampled[skipped:end], np.float32)
 
 
-def _decoded(sound: soundfile.SoundFile, name: str, place: str) -> NDArray[np.float32]:
-    """Returns the mean of the channels, [T]."""
+def _span(part: Part, target: int, up: int, down: int) -> tuple[int, int, int]:
+    """Returns the first sample to decode for a part, the resampled ones before the part, and how many to decode.
+
+    Filters of `resample_poly` reach over 10 samples of the lower rate; the first sample is one that both rates have.
+    """
+    reach = math.ceil(_REACH * max(up, down) / (up * down))
+    start = round(part.start * target)
+    first = max(0, start // up - reach)
+    skipped = start - first * up
+    count = math.ceil((skipped + round(part.length * target)) * down / up) + reach * down
+    return first * down, skipped, count
+
+
+def _decoded(sound: soundfile.SoundFile, name: str, place: str, most: int | None) -> NDArray[np.float32]:
+    """Returns the mean of the channels, [T], of `most` samples from where the file stands, or all."""
     if sound.format not in _FORMATS or sound.subtype not in _ENCODINGS:
         raise InvalidInput(f"{name} is encoded as {sound.format} {sound.subtype}, which is not read", where=place)
     if not _RATES[0] <= sound.samplerate <= _RATES[1] or sound.channels > _MOST_CHANNELS:
@@ -147,7 +180,9 @@ def _decoded(sound: soundfile.SoundFile, name: str, place: str) -> NDArray[np.fl
         raise InvalidInput(f"{name} ends early: {int(sizes[2]):,} of {int(sizes[1]):,} bytes are there", where=place)
     blocks: list[NDArray[np.float32]] = []
     count = 0
-    while len(block := sound.read(_BLOCK, dtype="float32", always_2d=True)):
+    while len(
+        block := sound.read(_BLOCK if most is None else min(_BLOCK, most - count), dtype="float32", always_2d=True)
+    ):
         blocks.append(block.mean(1))
         count += len(block)
         if count > MOST_SECONDS * sound.samplerate:
