@@ -75,7 +75,7 @@ def test_what_no_package_mends(programs: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_report_names_one_line_that_adds_them(
     programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in (*tools_for_tests.DEVICE_TOOLS, "initdb", "nginx"):
+    for name in (*tools_for_tests.DEVICE_TOOLS, "initdb", "nginx", "espeak-ng"):
         put(programs, name)
     assert tools_for_tests.main("report") == 0
     told = capsys.readouterr().err.splitlines()
@@ -89,7 +89,7 @@ def test_root_on_debian_installs_what_is_missing_and_says_so(
     programs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One package that apt does not have keeps nothing else away."""
-    for name in (*tools_for_tests.DEVICE_TOOLS, "initdb", "nginx"):
+    for name in (*tools_for_tests.DEVICE_TOOLS, "initdb", "nginx", "espeak-ng"):
         put(programs, name)
     calls = tmp_path / "calls"
     qemu = f": > {programs}/qemu-aarch64; : > {tools_for_tests.ARM64}"
