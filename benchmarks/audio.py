@@ -103,7 +103,7 @@ class Sizes(NamedTuple):
     clips: Mapping[str, int] = {"train": 1800, "valid": 100, "test": 200}
     tokens: int = 120_000
     tasks: int = 300
-    said: int = 1600
+    said: int = 3000
     epochs: Mapping[str, float] = {ENCODER: 12, "connector": 1, "mid": 3, "joint": 1}
     codec: Mapping[str, Any] = {
         "epochs": 8, "batch": 8, "frames": 20, "lr": 1e-3, "adversarial": 0,
@@ -232,6 +232,7 @@ def _train_encoder(folder: Path, seed: int, sizes: Sizes) -> None:
     blank = len(words)
     shape = settings.tower.encoder()
     model = ParakeetForCTC(ParakeetCTCConfig(vocab_size=blank + 1, pad_token_id=blank, encoder_config=shape))
+    model.encoder.load_state_dict(settings.tower.tower(1, seed).encoder.state_dict())
     lines = read_lines(folder / "data" / "train.jsonl")
     features = _features(folder / "data", lines, sizes)
     labels = [torch.tensor([words.index(word) for word in line["answer"].split()]) for line in lines]

@@ -20,7 +20,7 @@ SIZES = Sizes(
     clips={"train": 64, "valid": 4, "test": 8},
     tokens=2048,
     tasks=40,
-    said=40,
+    said=900,
     epochs=dict.fromkeys([audio.ENCODER, *audio.STAGES], 0.5),
     codec={**Sizes().codec, "epochs": 0.2, "batch": 2, "frames": 4},
 )

@@ -127,6 +127,17 @@ def test_a_part_is_read_alone_and_has_the_samples_of_the_whole(
     assert sum(decoded) < 0.6 * rate
 
 
+def test_a_new_encoder_hears() -> None:
+    """What it makes of features is not what it makes of none, before any training."""
+    encoder = AudioShape(hidden_size=64, num_hidden_layers=1, subsampling_conv_channels=32).tower(1, 3).encoder
+    features = torch.randn(2, 64, 128, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 64, dtype=torch.bool)
+    with torch.no_grad():
+        heard = encoder.subsampling(features, mask)
+        silent = encoder.subsampling(torch.zeros_like(features), mask)
+    assert float((heard - silent).std()) > 0.01
+
+
 def test_what_resampling_would_fold_is_gone(tmp_path: Path) -> None:
     path = write_sound(tmp_path / "a.wav", tone(12_000, 1, 48_000), 48_000)
     assert level(read_samples(path, "a")) < 0.01 * level(tone(12_000, 1, 48_000))

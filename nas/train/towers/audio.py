@@ -90,6 +90,10 @@ class AudioTower(Tower):
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             self.encoder = ParakeetEncoder(ParakeetEncoderConfig(**shape.encoder()))
+            # Drawn with transformers' deviation of 0.02, the subsampling's convolutions let 1e-5 of the features pass.
+            for module in self.encoder.modules():
+                if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+                    module.reset_parameters()
         self.connector = Connector(
             shape.hidden_size,
             shape.projector_hidden_size,

@@ -62,7 +62,7 @@ from nas.train.towers.release import (
 )
 from nas.train.towers.speech import SpeechShape, SpeechTokens, woven
 
-TRAINER_VERSION = 1
+TRAINER_VERSION = 2
 """Part of keys: increase it with every change after which the same training gives other numbers."""
 
 Stage = Literal["connector", "mid", "joint"]
