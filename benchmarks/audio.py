@@ -524,7 +524,7 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
         for noise in ("clean", "noisy")
         for voice in ("known", "new")
     } | {"all": every}
-    count = [f"{name}, {clips.words[mask].sum():,} words" for name, mask in groups.items()]
+    count = [f"{name}, {clips.words[mask].sum():,.0f} words" for name, mask in groups.items()]
     rows = [
         [name, *(clips.rate(errors, mask) for mask in groups.values()), clips.each(errors)]
         for name, errors in {**runs, **control}.items()
@@ -539,13 +539,13 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
         for name, errors in {**peers, "the encoder alone, by CTC": of_seeds(ENCODER), last: runs[last]}.items()
         if errors
     ]
-    count = [f"{name}, {clips.words[mask].sum():,} words" for name, mask in groups.items()]
+    count = [f"{name}, {clips.words[mask].sum():,.0f} words" for name, mask in groups.items()]
     fill(page, "english", table(["", *count], rows))
     rows = []
     for form in dict.fromkeys(clips.form.tolist()):
         mask = clips.form == form
         rates = [clips.rate(runs[name], mask) for name in ("the encoder alone, by CTC", last) if runs[name]]
-        rows.append([form, f"{clips.words[mask].sum():,}", *rates])
+        rows.append([form, f"{clips.words[mask].sum():,.0f}", *rates])
     fill(page, "forms", table(["", "words", "the encoder alone, by CTC", last][: len(rows[0])], sorted(rows)))
     rows = []
     for stage in ("before", *STAGES):
