@@ -208,6 +208,7 @@ def _show(report: dict[str, Any]) -> None:
     teacher, child = report["teacher"], report["child"]
     changes = {name: _change(*change) for name, change in child["bits_per_byte_change"].items()}
     bits = f"{child['bits_per_byte']:.4f}, model {teacher['bits_per_byte']:.4f}, {changes['all']}"
+    windows = report["windows"]
     print_fields(
         (
             ("child", child["layout"]),
@@ -215,6 +216,11 @@ def _show(report: dict[str, Any]) -> None:
             ("bits per byte", bits),
             *([("  as stored", _stored(child, teacher))] if "stored" in child else []),
             *((f"  of {name}", changes[name]) for name in changes if name != "all"),
+            (
+                "context",
+                f"scored on {windows['scores']:,} tokens, healed on {windows['healing']:,};"
+                " losses in longer texts are unknown",
+            ),
             *(("file", path) for path in report["files"]),
         )
     )

@@ -20,3 +20,8 @@ def mostly_exhaustive(values: Iterable[T], *by_default: T) -> list[ParameterSet]
 def examples(number: int) -> int:
     """Returns how many examples hypothesis draws in a run: `number`, or by default a third. Each run draws others."""
     return number if os.environ.get("HILNAS_TEST_ALL") else -(-number // 3)
+
+
+def first_by_default(values: tuple[T, ...]) -> tuple[T, ...]:
+    """Returns all `values` with HILNAS_TEST_ALL, otherwise the first."""
+    return values if os.environ.get("HILNAS_TEST_ALL") else values[:1]

@@ -526,6 +526,7 @@ def test_recall_and_pairs_are_part_of_what_is_selected_by(
     assert report["child"]["predicted"]["loss"] == pytest.approx(expected)
     assert report["child"]["recall_divergence"] >= 0
     assert report["held_out"]["report"]["bytes"] > 1000
+    assert report["windows"] == {"scores": one.request.library.window, "healing": one.request.healing.length}
 
 
 def test_healing_that_harms_is_undone(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:

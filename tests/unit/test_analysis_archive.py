@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import io
 import json
 import os
@@ -163,6 +164,16 @@ def test_a_genuine_archive_is_imported_and_shown(lab: Lab) -> None:
         show_everything(lab, "genuine")
     finally:
         studies.delete(lab.store, study.id)
+
+
+def test_an_imported_study_is_exported_with_the_keys_of_its_results(tmp_path: Path) -> None:
+    """Otherwise the second measurement of its front would be read as the first."""
+    store, file = open_store(tmp_path), io.BytesIO()
+    export_study(store, read_in(store, recorded(), name="imported").id, file)
+    lines = [json.loads(line) for line in gzip.decompress(file.getvalue()).splitlines()]
+    keys = {line["result"]["result_key"] for line in lines if "result" in line}
+    again = [line["event"]["payload"]["measurements"] for line in lines if is_note(line, "remeasured")]
+    assert again and {row["result"] for rows in again for row in rows} <= keys
 
 
 def set_in(wanted: Callable[[Line], bool], *path: str | int, value: Any) -> Callable[[list[Line]], None]:

@@ -119,6 +119,12 @@ def test_budgets_are_not_drawn_on_axes_that_are_ratios(report: dict[str, Any]) -
     assert "budget" not in front_svg(report)
 
 
+def test_large_numbers_are_thousands(report: dict[str, Any]) -> None:
+    for row in (*report["ranking"], *report["references"]):
+        row["objectives"]["memory"] *= 1000
+    assert {"48 k", "51 k"} <= set(words_of(front_svg(report)))
+
+
 def test_equal_reports_give_equal_files(report: dict[str, Any], tmp_path: Path) -> None:
     report["objectives"] = [QUALITY, LATENCY]
     first, second = draw_front(report, tmp_path / "a"), draw_front(report, tmp_path / "b")

@@ -19,7 +19,7 @@ from nas.infra.store.store import Store
 from nas.measure.runtimes import RUNTIMES
 from nas.search.proxy.quality import Quality
 from nas.search.study.estimate import Estimate, Span, estimate, estimate_left
-from nas.search.study.events import Calibrated, Closed, Launched, Note, QualityKnown, Remeasured, Rescored
+from nas.search.study.events import Calibrated, Closed, Launched, Named, Note, QualityKnown, Remeasured, Rescored
 from nas.testing.fake_runtime import FakeRuntime
 
 RUNGS = [{**rung, "keep": None} for rung in TINY["quality"]["rungs"]]
@@ -174,6 +174,8 @@ def test_rounds_of_the_second_measurement_are_counted_until_they_are_done(store:
         for trial in (0, 2):
             trials.add_event(store, study, trial, EventKind.PROGRESS, Remeasured(round_, ()).to_json())
     assert remaining == [True] * 3 and left(store).seconds.typical == 0
+    log(store, study, Named((2, 3)))
+    assert left(store).seconds.typical > 0, "the front has two layouts, one more than expected"
 
 
 def test_a_finished_rung_of_a_waiting_trial_is_not_counted_again(store: Store) -> None:

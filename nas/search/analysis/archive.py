@@ -222,12 +222,34 @@ def export_study(store: Store, study_id: int, out: BinaryIO) -> int:
         study, lines = studies.get(store, study_id), 1
         header = {"format": FORMAT, "v": VERSION} | {name: getattr(study, name) for name in _HEADER}
         file.write(canonical_json(header).encode() + b"\n")
+        served = select(result_use.c.result_key).where(result_use.c.study == study.id)
+        keys = frozenset(connection.execute(served).scalars())
         for name, query in _queries(study.id).items():
             for row in connection.execute(query):
-                file.write(canonical_json({name: dict(row._mapping)}).encode() + b"\n")
+                values = dict(row._mapping)
+                if name == "event":
+                    values["payload"] = _with_keys(values["payload"], study.id, keys)
+                file.write(canonical_json({name: values}).encode() + b"\n")
                 lines += 1
         file.write(canonical_json({"end": lines}).encode() + b"\n")
     return lines + 1
+
+
+def _with_keys(payload: Json, study: int, keys: frozenset[str]) -> Json:
+    """Returns the payload of an event with the keys that results have here: an imported study's events have its file's.
+
+    Args:
+        payload: of an event.
+        study: its id.
+        keys: of the study's results.
+    """
+    if payload.get("what") != Remeasured.what:
+        return payload
+    rows = []
+    for row in payload["measurements"]:
+        key = imported_key(study, row["result"])
+        rows.append({**row, "result": key if key in keys else row["result"]})
+    return {**payload, "measurements": rows}
 
 
 def recorded_studies() -> dict[str, Path]:

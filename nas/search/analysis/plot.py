@@ -14,6 +14,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from matplotlib.transforms import Bbox
 
 from nas.core.durable import output_file
@@ -48,6 +49,8 @@ _MARGIN = 0.1
 """Room at the ends of axes, as a share of their length."""
 _BETTER = 1.8
 """How much more of it the better end has."""
+_THOUSANDS = 10_000.0
+"""From where on an axis counts in thousands: labels of more digits touch each other."""
 _LEGEND = 5
 """Columns of the legend."""
 _DPI = 160
@@ -158,6 +161,9 @@ def _draw_panel(panel: Axes, report: Report, x: Objective, y: Objective) -> None
     panel.grid(color=_LINE, linewidth=0.7)
     panel.set_axisbelow(True)
     panel.margins(_MARGIN)
+    for scale in (panel.xaxis, panel.yaxis):
+        if max(scale.get_view_interval()) >= _THOUSANDS:
+            scale.set_major_formatter(EngFormatter(sep=" "))
 
 
 def _write_in_corner(panel: Axes, text: str, right: bool, up: bool, weight: str = "normal") -> None:

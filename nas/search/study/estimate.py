@@ -38,6 +38,7 @@ from nas.search.proxy.ladder import rung_jobs
 from nas.search.study.events import (
     MARKED,
     Launched,
+    Named,
     QualityKnown,
     Remeasured,
     Rescored,
@@ -181,6 +182,7 @@ class _Progress:
     feasible: float = 1.0
     anchored: int = 0  # lowest rungs that have a scale, so that their anchors and teachers are trained
     rescored: int = 0
+    named: int | None = None  # layouts that are measured again; None: not known yet
     remeasured: int = 0  # rounds of the second measurement, of all trials together
     devices: frozenset[str] = frozenset()  # ids of those that were calibrated
     elapsed_s: float = 0.0  # until the newest event
@@ -249,7 +251,8 @@ class _Progress:
         rescored = max(0.0, max(1.0, _RESCORED * complete) + references - self.rescored) if rescore else 0.0
         again, rounds = self.space.protocol.remeasure, 0.0
         if again is not None and rescore:
-            members = min(float(again.members), max(1.0, _ON_FRONT * complete))
+            expected = min(float(again.members), max(1.0, _ON_FRONT * complete))
+            members = expected if self.named is None else self.named
             rounds = max(0.0, again.rounds * (1 + members) - self.remeasured)
         return self._parts(counts, range(self.anchored, len(rungs)), rescored, rounds, int(not self.devices), workers)
 
@@ -362,6 +365,7 @@ def _read(store: Store, study: Study, log: Sequence[Event]) -> _Progress | None:
         feasible=_feasible_share(space, feasible, refused),
         anchored=max((rung + 1 for _, rung in trained), default=0),
         rescored=len({event.trial for event in log if Rescored.read(event.payload)}),
+        named=len(named[-1].trials) if (named := notes(log, Named)) else None,
         remeasured=len(notes(log, Remeasured)),
         devices=frozenset(device.id for device in calibrated_devices(log)),
         elapsed_s=elapsed(log)[-1],

@@ -273,7 +273,8 @@ class Adaptation:
                 child = self._healed(selected.chosen, self.folder / CHILD)
                 write_durably(path, _json(self._report(selected, child)))
         report: dict[str, Any] = json.loads(path.read_bytes())
-        return report | {"curve": self._curve() if self.request.front else []}
+        windows = {"scores": self.request.library.window, "healing": self.request.healing.length}
+        return report | {"windows": windows, "curve": self._curve() if self.request.front else []}
 
     def _curve(self) -> list[dict[str, Any]]:
         """Returns what the chosen child and further ones of the front lose after healing, most first."""
