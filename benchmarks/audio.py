@@ -106,7 +106,7 @@ class Sizes(NamedTuple):
     said: int = 3000
     epochs: Mapping[str, float] = {ENCODER: 12, "connector": 1, "mid": 3, "joint": 1}
     codec: Mapping[str, Any] = {
-        "epochs": 8, "batch": 8, "frames": 20, "lr": 1e-3, "adversarial": 0,
+        "epochs": 2, "batch": 8, "frames": 20, "lr": 1e-3, "adversarial": 0,
         "shape": {
             "entries": 256, "line": "d128 ffn=swiglu:256 [C3*2 W8/4@30 C3]",
             "encoder": "d128 ffn=swiglu:256 [C3*2 W8/4@30 C3]",
