@@ -606,7 +606,7 @@ class Clips(NamedTuple):
         """Returns the word error rate over clips and seeds with its interval."""
         errors = np.mean([np.array(run.split(), np.float64) for run in runs], axis=0)
         said = np.cumsum(self.noise == "clean")[mask]  # a clip and its noisy version are drawn together
-        errors, words = (np.bincount(said, values[mask]) for values in (errors, self.words))
+        errors, words = (np.bincount(said, values[mask]).astype(np.float64) for values in (errors, self.words))
         return shown(_interval(errors[words > 0], words[words > 0]))
 
     def each(self, runs: Sequence[str]) -> str:
