@@ -166,7 +166,7 @@ def recorded(folder: Path, seeds: Sequence[int], sizes: Sizes) -> dict[str, Any]
         "clips": dict(sizes.clips),
         "words": _packed(len(line["answer"].split()) for line in test),
         "kinds": " ".join(
-            f"{line['language']}:{line['form']}:{'known' if line['known'] else 'new'}:"
+            f"{line['language']}:{line['form']}:{'known' if line['familiar'] else 'new'}:"
             f"{'noisy' if line['noisy'] else 'clean'}"
             for line in test
         ),
@@ -424,15 +424,15 @@ def factors(folder: Path, sizes: Sizes) -> dict[str, Any]:
     sound = SoundSettings.read(path)
     small = CodecSettings.model_validate(sizes.codec).shape
     layout = Layout.parse(sizes.layout)
-    own = AudioShape(**sizes.tower)
+    shape = AudioShape(**sizes.tower)
     head = SpeechShape(codebooks=small.codebooks, entries=small.entries, rq=sizes.rq)
     with torch.no_grad():
         return {
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, PyTorch {torch.__version__}",
             "seconds": sound.size[0] / RATE,
             "trained": {
-                **_factors_of_hearing(own, layout.d_model, sound),
-                **_factors_of_language(layout, sound, SoundSettings(**own.processor())),
+                **_factors_of_hearing(shape, layout.d_model, sound),
+                **_factors_of_language(layout, sound, SoundSettings(**shape.processor())),
                 **_factors_of_speech(head, layout.d_model, Detokenizer(small)),
             },
             "report": {

@@ -97,7 +97,7 @@ class Clip(NamedTuple):
         language: of `FORMS`.
         form: likewise.
         voice: of `VOICES`.
-        known: whether the voice is one of train.
+        familiar: whether the voice is one of train.
         speed: words a minute.
         pitch: of espeak-ng, 0 to 99.
     """
@@ -106,7 +106,7 @@ class Clip(NamedTuple):
     language: str
     form: str
     voice: str
-    known: bool
+    familiar: bool
     speed: int
     pitch: int
 
@@ -138,10 +138,10 @@ def clips(part: str, count: int, seed: int = 0) -> list[Clip]:
     result = []
     for number in range(count):
         language = rng.choices([*_SHARES], [*_SHARES.values()])[0]
-        known = part == "train" or (part == "test" and number % 2 == 0)
-        voice = rng.choice(VOICES[language]["train" if known else part])
+        familiar = part == "train" or (part == "test" and number % 2 == 0)
+        voice = rng.choice(VOICES[language]["train" if familiar else part])
         form, text = next(streams[language])
-        result.append(Clip(text, language, form, voice, known, rng.randint(*_RATES), rng.randint(*_PITCHES)))
+        result.append(Clip(text, language, form, voice, familiar, rng.randint(*_RATES), rng.randint(*_PITCHES)))
     return result
 
 

@@ -36,9 +36,9 @@ def test_parts_are_apart_by_text_and_by_voice() -> None:
     drawn = {part: clips(part, 400) for part in audio_data.PARTS}
     for part, other in (("train", "valid"), ("train", "test"), ("valid", "test")):
         assert not {clip.text for clip in drawn[part]} & {clip.text for clip in drawn[other]}
-        assert not {clip.voice for clip in drawn[part]} & {clip.voice for clip in drawn[other] if not clip.known}
+        assert not {clip.voice for clip in drawn[part]} & {clip.voice for clip in drawn[other] if not clip.familiar}
         assert all(not set(voices[part]) & set(voices[other]) for voices in VOICES.values())
-    assert sum(clip.known for clip in drawn["test"]) == 200
+    assert sum(clip.familiar for clip in drawn["test"]) == 200
     assert {clip.language for clip in drawn["test"]} == set(FORMS)
     assert drawn["test"][:50] == clips("test", 50)
 
