@@ -185,6 +185,11 @@ class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 class TcpServer(ThreadingHTTPServer):
     request_queue_size = 128
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints errors of the handler; connections that a test or its client resets are none."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
 
 @contextlib.contextmanager
 def stand_in(behaviour: Behaviour) -> Iterator[tuple[str, State]]:
