@@ -19,9 +19,10 @@ _PITCH = (np.log(3.0), np.log(8.0))
 """Logarithms of the least and greatest distance of harmonics, in bands."""
 _HARMONIC_WIDTH = 0.8
 _RESONANCE_WIDTH, _RESONANCE = 2.5, 2.0
-_TIMBRES = 3
+_TIMBRE, _TIMBRES = 2.0, 3
+"""Greatest magnitude of a timbre's number, in nepers, and how many it has."""
 _COARSE = 3
-"""Levels of a timbre's code."""
+"""Levels of the code of such a number."""
 _BURSTS, _BURST, _DECAY = 0.3, 4.0, 2.5
 """Share of frames in which a burst begins, its magnitude in nepers, and the positions in which it loses one."""
 _FLOOR = 0.1
@@ -38,21 +39,24 @@ class Spectra:
     """Eight codes of each of `frames` frames, shown at `upsampling` positions in a row, and a spectrum at each position.
 
     A spectrum is the log-magnitude of `bands` bands in nepers, less the band's median: harmonics of a gliding pitch under
-    two gliding resonances and a timbre that the example keeps, and bursts of noise that decay. A fixed code has the
-    frame's mean of pitch, loudness and resonances in up to 32 levels, and at which of its positions a burst begins. So
-    spectra within a frame must be told from how codes changed, and from how long ago: what a few positions before show.
-    Three numbers are the timbre's, and a frame has each in three levels, with another dither in every frame: only many
-    frames together say them well, which is what a longer memory is for. Loss is the mean absolute error, in nepers;
-    chance that of the medians. Phases are left out, and nothing is heard.
+    a gliding resonance and the timbre of one of the example's `sounds`, and bursts of noise that decay. A fixed code has
+    the frame's means of loudness, pitch and resonance in 32 levels, its sound, and at which of its positions a burst
+    begins. So what happens within a frame is told by how codes changed, and how many positions ago: by what is near.
+    A sound's timbre is three numbers, of which a frame has three levels each, with another dither in every frame: they
+    are told by all frames with the same sound, which a longer memory has to find and to average. Loss is the mean
+    absolute error in nepers, and chance that of the medians. Phases are left out, and nothing is heard.
     """
 
     frames: int = 16
+    sounds: int = 3
     upsampling: int = 6
     bands: int = 32
 
     def __post_init__(self) -> None:
-        if not (1 <= self.frames <= 512 and 1 <= self.upsampling <= LEVELS - 1 and 4 <= self.bands <= 256):
-            raise InvalidInput(f"spectra: 1 to 512 frames, upsampling of 1 to {LEVELS - 1}, 4 to 256 bands")
+        if not (1 <= self.frames <= 512 and 1 <= self.upsampling <= LEVELS - 1):
+            raise InvalidInput(f"spectra: 1 to 512 frames, upsampling of 1 to {LEVELS - 1}")
+        if not (1 <= self.sounds <= LEVELS and 4 <= self.bands <= 256):
+            raise InvalidInput(f"spectra: 1 to {LEVELS} sounds, 4 to 256 bands")
 
     @property
     def vocab(self) -> int:
@@ -75,15 +79,17 @@ class Spectra:
         return codes, spectra - _typical(self)[0]
 
     def _drawn(self, generator: np.random.Generator, size: int) -> tuple[NDArray[np.int64], Floats]:
-        loudness, pitch, low, high = (self._glide(generator, size) for _ in range(4))
-        timbre = generator.uniform(-1, 1, (size, _TIMBRES, 1)).astype(np.float32)
+        glides = [self._glide(generator, size) for _ in range(3)]
+        sound = generator.integers(0, self.sounds, (size, self.frames))
+        timbres = generator.uniform(-1, 1, (size, self.sounds, _TIMBRES)).astype(np.float32)
+        timbre = np.take_along_axis(timbres, sound[..., None], 1)
         begins = generator.integers(0, self.upsampling, (size, self.frames))
         begins = np.where(generator.random(begins.shape) < _BURSTS, begins, -1)
-        codes = [self._code(glide) for glide in (loudness, pitch, low, high)]
-        dither = generator.uniform(-0.5, 0.5, (size, _TIMBRES, self.frames))
-        coarse = ((timbre + 1) / 2 * (_COARSE - 1) + 0.5 + dither).astype(np.int64).clip(0, _COARSE - 1)
-        frames = np.stack([*codes, *coarse.swapaxes(0, 1), begins + 1], -1) + LEVELS * np.arange(CODEBOOKS)
-        return frames.repeat(self.upsampling, 1), self._spectra(loudness, pitch, low, high, timbre, begins)
+        dithered = (timbre + 1) / 2 * (_COARSE - 1) + generator.random(timbre.shape)
+        coarse = dithered.astype(np.int64).clip(0, _COARSE - 1)
+        codes = np.stack([*map(self._code, glides), sound, begins + 1, *np.moveaxis(coarse, -1, 0)], -1)
+        frames = codes + LEVELS * np.arange(CODEBOOKS)
+        return frames.repeat(self.upsampling, 1), self._spectra(*glides, timbre.repeat(self.upsampling, 1), begins)
 
     def _glide(self, generator: np.random.Generator, size: int) -> Floats:
         """Draws curves [size, length] between 0 and 1: two oscillations of some frames each."""
@@ -97,30 +103,26 @@ class Spectra:
         return (means * LEVELS).astype(np.int64).clip(0, LEVELS - 1)
 
     def _spectra(
-        self, loudness: Floats, pitch: Floats, low: Floats, high: Floats, timbre: Floats, begins: NDArray[np.int64]
+        self, loudness: Floats, pitch: Floats, place: Floats, timbre: Floats, begins: NDArray[np.int64]
     ) -> Floats:
         """Returns log-magnitudes [size, length, bands]."""
         band = np.arange(self.bands, dtype=np.float32)
         between = np.exp(_PITCH[0] + (_PITCH[1] - _PITCH[0]) * pitch)[..., None]
         sharpness = (between / (2 * np.pi * _HARMONIC_WIDTH)) ** 2
         harmonics = sharpness * (np.cos(2 * np.pi * band / between) - 1)
-        resonances = sum(
-            _RESONANCE * np.exp(-0.5 * ((band - self.bands * place[..., None]) / _RESONANCE_WIDTH) ** 2)
-            for place in (0.5 * low, 0.5 + 0.5 * high)
-        )
-        shapes = np.cos(np.pi * np.arange(1, _TIMBRES + 1)[:, None] * (band + 0.5) / self.bands)
-        envelope = resonances + (timbre.mT @ shapes.astype(np.float32)) + 2 * loudness[..., None] - 1
+        resonance = _RESONANCE * np.exp(-0.5 * ((band - self.bands * place[..., None]) / _RESONANCE_WIDTH) ** 2)
+        shapes = _TIMBRE * np.cos(np.pi * np.arange(1, _TIMBRES + 1)[:, None] * (band + 0.5) / self.bands)
+        envelope = resonance + timbre @ shapes.astype(np.float32) + 2 * loudness[..., None] - 1
         noise = _BURST * band / self.bands - self._since(begins)[..., None] / _DECAY
         spectra: Floats = np.log(np.exp(harmonics + envelope) + np.exp(noise) + _FLOOR).astype(np.float32)
         return spectra
 
     def _since(self, begins: NDArray[np.int64]) -> Floats:
         """Returns the positions since the last burst began, [size, length]."""
-        place = np.arange(self.length).reshape(self.frames, -1)
-        first = np.where(begins[..., None] == np.arange(self.upsampling), place, -self.length)
-        return (place - np.maximum.accumulate(first.reshape(len(begins), -1), 1).reshape(first.shape)).reshape(
-            len(begins), -1
-        )
+        place = np.arange(self.length, dtype=np.float32)
+        is_first = (begins[..., None] == np.arange(self.upsampling)).reshape(len(begins), -1)
+        since: Floats = place - np.maximum.accumulate(np.where(is_first, place, np.float32(-self.length)), 1)
+        return since
 
 
 @lru_cache(maxsize=16)
