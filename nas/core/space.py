@@ -603,19 +603,20 @@ def _of_task(data: Any) -> Any:
     """Fills in what follows from the task of a space as it is written, where that is readable."""
     if not isinstance(data, Mapping) or data.get("task") not in ("vision", *VECTORS):
         return data
-    usual = {"gen": 0} if data["task"] in VECTORS else {"images": 1}
+    encodes = data["task"] in VECTORS
+    usual = {"gen": 0} if encodes else {"images": 1}
     workloads = {
         name: {**usual, **load} if isinstance(load, Mapping) else load
         for name, load in _mapping(data.get("workloads")).items()
     }
     filled = {**data, "workloads": workloads} if workloads else {**data}
     if isinstance(model := data.get("model"), Mapping):
-        if data["task"] in VECTORS:
+        if encodes:
             filled["model"] = model = {"vectors": VECTORS[data["task"]], **model}
         with contextlib.suppress(ValidationError, InvalidInput, KeyError, IndexError):
             part: dict[str, Any] = (
                 {"vectors": int(max(Knob.model_validate(model["vectors"]).choices))}
-                if data["task"] in VECTORS
+                if encodes
                 else {"tower": Tower.parse(TowerKnob.model_validate(model["tower"]).choices[0])}
             )
             filled["references"] = _with_part(data.get("references"), part)

@@ -1,10 +1,10 @@
-"""Spectra of synthetic sound from coarse codes of 80 ms: what a detokenizer of speech does (LFM2 report, section 6.1.3)."""
+"""Spectra of synthetic sound from coarse codes: what a detokenizer of speech does (LFM2 report, section 6.1.3)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from nas.core.task import Batch
 LEVELS = 32
 """Entries of a codebook; parameters that need fewer use the first."""
 CODEBOOKS = 8
-_PITCH = (np.log(3.0), np.log(8.0))
+_PITCH = (math.log(3.0), math.log(8.0))
 """Logarithms of the least and greatest distance of harmonics, in bands."""
 _HARMONIC_WIDTH = 0.8
 _RESONANCE_WIDTH, _RESONANCE = 2.5, 2.0
@@ -36,14 +36,14 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Spectra:
-    """Eight codes of each of `frames` frames, shown at `upsampling` positions in a row, and a spectrum at each position.
+    """Eight codes of each frame, at `upsampling` positions in a row, and the spectrum of each position.
 
-    A spectrum is the log-magnitude of `bands` bands in nepers, less the band's median: harmonics of a gliding pitch under
-    a gliding resonance and the timbre of one of the example's `sounds`, and bursts of noise that decay. A fixed code has
-    the frame's means of loudness, pitch and resonance in 32 levels, its sound, and at which of its positions a burst
-    begins. So what happens within a frame is told by how codes changed, and how many positions ago: by what is near.
-    A sound's timbre is three numbers, of which a frame has three levels each, with another dither in every frame: they
-    are told by all frames with the same sound, which a longer memory has to find and to average. Loss is the mean
+    A spectrum is the log-magnitude of `bands` bands in nepers, less the band's median: harmonics of a gliding pitch
+    under a gliding resonance and the timbre of one of the example's `sounds`, and bursts of noise that decay. A fixed
+    code has the frame's means of loudness, pitch and resonance in 32 levels, its sound, and at which of its positions a
+    burst begins. So what happens within a frame is told by how codes changed, and how many positions ago: by what is
+    near. A sound's timbre is three numbers, of which a frame has three levels each, with another dither in every frame:
+    they are told by all frames with the same sound, which a longer memory has to find and to average. Loss is the mean
     absolute error in nepers, and chance that of the medians. Phases are left out, and nothing is heard.
     """
 
