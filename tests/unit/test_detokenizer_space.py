@@ -93,7 +93,7 @@ def test_codes_say_what_spectra_are() -> None:
     assert 0.25 < (burst > 0).mean() < 0.35 and burst.max() == 6 and timbre.max() == 2
     means = spectra.reshape(400, 16, 6, 32).mean(2)
     quiet = burst == 0
-    assert np.corrcoef(loudness[quiet], means[quiet].mean(-1))[0, 1] > 0.5
+    assert np.corrcoef(loudness[quiet], means[quiet].mean(-1))[0, 1] > 0.3
     # A burst is in the upper bands, from the position on that its code names, counted from 1.
     late = burst[:, 1:] == 6
     last, before = (spectra[:, 6:].reshape(400, 15, 6, 32)[late][:, place, 24:].mean() for place in (5, 4))
