@@ -98,7 +98,7 @@ def test_mtmd_computes_the_same_embeddings(tmp_path: Path, llama_build: Build) -
     frames = FRAMES.model_copy(update={"encoder_patch_size": 16, "tile_size": 512, "max_image_tokens": 32})
     whole = write_model(tmp_path / "model", shape=SHAPE.model_copy(update=PATCH), frames=frames)
     files = tmp_path / "m.gguf", tmp_path / "mmproj-m.gguf"
-    write_gguf_model(tmp_path / "model", "f32", *files, "seeing")
+    write_gguf_model(tmp_path / "model", VISION, "f32", *files, "seeing")
     mtmd = build_mtmd(source.unpack(source.fetch(print), tmp_path / "source"), llama_build.folder, tmp_path / "mtmd")
     pictures = []
     for name, (width, height) in SIZES.items():
@@ -124,7 +124,7 @@ def test_the_files_are_those_of_the_converter(kind: str, tmp_path: Path) -> None
     frames = FRAMES.model_copy(update={"encoder_patch_size": 16, "tile_size": 512})
     write_model(tmp_path / "model", shape=SHAPE.model_copy(update=PATCH), frames=frames)
     ours, theirs = (tmp_path / f"{name}.gguf" for name in ("ours", "theirs"))
-    write_gguf_model(tmp_path / "model", kind, ours, tmp_path / "mmproj-ours.gguf", "seeing")
+    write_gguf_model(tmp_path / "model", VISION, kind, ours, tmp_path / "mmproj-ours.gguf", "seeing")
     _as_published(tmp_path / "model")
     converter = unpack_converter(tmp_path / "converter")
     convert(converter, tmp_path / "model", theirs, kind, pre="qwen2")

@@ -15,7 +15,8 @@ from vision_lab import FRAMES, SHAPE, vision_model, write_model
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
-from nas.train.towers.gguf import differences, projector_tensors, write_gguf_model, write_projector
+from nas.train.towers.gguf import differences, image_tensors, write_gguf_model, write_projector
+from nas.train.towers.vision import VISION
 
 PUBLISHED = {"encoder.": "vision_tower.vision_model.", "connector.": "multi_modal_projector."}
 """Names in files of LFM2-VL, which the package `gguf` maps to those of GGUF files."""
@@ -24,7 +25,7 @@ PUBLISHED = {"encoder.": "vision_tower.vision_model.", "connector.": "multi_moda
 def test_names_are_those_of_the_package_gguf() -> None:
     tower = vision_model().model.tower
     names = get_tensor_name_map(MODEL_ARCH.MMPROJ, 3)  # it numbers the connector's maps, 1 and 2, as it numbers layers
-    tensors = projector_tensors(tower, SHAPE.patch_size)
+    tensors = image_tensors(tower, SHAPE.patch_size)
     state = {}
     for name, tensor in tower.state_dict().items():
         part = next(part for part in PUBLISHED if name.startswith(part))
@@ -39,7 +40,7 @@ def test_names_are_those_of_the_package_gguf() -> None:
 
 def test_a_connector_without_biases_gets_zeros() -> None:
     plain = SHAPE.model_copy(update={"projector_bias": False, "projector_use_layernorm": False})
-    tensors = projector_tensors(vision_model(shape=plain).model.tower, plain.patch_size)
+    tensors = image_tensors(vision_model(shape=plain).model.tower, plain.patch_size)
     assert not tensors["mm.1.bias"].any() and tensors["mm.2.bias"].shape == (64,)
     assert "mm.input_norm.weight" not in tensors
 
@@ -87,7 +88,7 @@ def test_weights_that_float16_does_not_hold_are_refused(tmp_path: Path) -> None:
 def test_layouts_of_the_patched_build_are_refused(tmp_path: Path) -> None:
     write_model(tmp_path / "model", layout=Layout.parse("d64 v320 ffn=swiglu:96 [C3 M8(expand=1,heads=4) W4/2@8]"))
     with pytest.raises(Unsupported, match="not of hilnas"):
-        write_gguf_model(tmp_path / "model", "f32", tmp_path / "m.gguf", tmp_path / "p.gguf", "seeing")
+        write_gguf_model(tmp_path / "model", VISION, "f32", tmp_path / "m.gguf", tmp_path / "p.gguf", "seeing")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -102,8 +103,8 @@ def test_the_command_writes_both_files_and_names_differences(tmp_path: Path, mon
     assert report["mmproj"]["size"] == Path("mmproj-m.gguf").stat().st_size
     language = GgufFile.read(Path("m.gguf"))
     assert language.header.arch == "lfm2" and "<|image_start|>" in language.fields["tokenizer.ggml.tokens"]
-    assert "tile_size is 512, not 32" in done.err and "--image-max-tokens 16" in done.err
+    assert "tile_size of images is 512, not 32" in done.err and "--image-max-tokens 16" in done.err
     assert nas("family", "gguf", "model", "-q", "q9", "-o", "m.gguf").code != 0
     once = FRAMES.model_copy(update={"do_image_splitting": False})
-    assert differences(once) == ["large images are cut into tiles"]
-    assert not differences(FRAMES.model_copy(update={"tile_size": 512}))
+    assert differences(vision_model(frames=once)) == ["large images are cut into tiles, which they were not in training"]
+    assert not differences(vision_model(frames=FRAMES.model_copy(update={"tile_size": 512})))
