@@ -3,9 +3,9 @@
     tower.encoder.*      v.*, a.*
     tower.connector.*    mm.*
 
-Names, keys and types of the second file, "mmproj", are those of llama.cpp's own converter for LFM2-VL and LFM2-Audio. mtmd
-has the sizes of LFM2-Audio built in: other ones that it computes with other weights are written so, and the rest is
-refused (`sound_problem`).
+Names, keys and types of the second file, "mmproj", are those of llama.cpp's own converter for LFM2-VL and LFM2-Audio.
+mtmd has sizes of LFM2-Audio's encoder built in. Others are written where changed weights make it compute them, and
+refused where none do (`sound_problem`).
 """
 
 from __future__ import annotations
