@@ -33,7 +33,7 @@ from nas.core.quantisation import Quantisation
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.strict import Strict
 from nas.core.task import make_task, task_kind
-from nas.core.tower import Tower
+from nas.core.tower import Media, Tower
 from nas.core.units import parse_count, parse_limit
 from nas.core.workload import Workload
 
@@ -86,13 +86,20 @@ class ParamBudget(Strict):
     non_embedding: WeightRange = Field(WeightRange(), description="without embedding and output tables")
 
 
-class TowerKnob(Strict):
-    """A choice between towers. In YAML: a line, or lists of `shape`, `factor` and `tokens`, or a list of these.
+MEDIA_TASKS: dict[str, Media] = {"vision": "images", "audio": "sounds"}
+"""Tasks of spaces whose models have a tower, and what it reads."""
 
-    `{shape: [768x12, 384x12], factor: [2, 4], tokens: [64, 256]}` are eight towers.
+
+class TowerKnob(Strict):
+    """A choice between towers. In YAML: a line, or lists of `shape` and of sizes, or a list of these.
+
+    `{shape: [768x12, 384x12], factor: [2, 4], tokens: [64, 256]}` are eight towers, and
+    `{shape: ["sound:512x17", "sound:256x12"], channels: [64, 256]}` are four.
     """
 
-    choices: tuple[str, ...] = Field((), description="lines such as `768x12:tokens=64`, see [images](#images)")
+    choices: tuple[str, ...] = Field(
+        (), description="lines such as `768x12:tokens=64` or `sound:512x17`, see [images and sound](#images-and-sound)"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -117,8 +124,6 @@ def _towers(part: Any) -> list[Any]:
     """Returns the lines of a part of a `TowerKnob`."""
     if not isinstance(part, Mapping):
         return [part]
-    if unknown := part.keys() - {"shape", "factor", "tokens"}:
-        raise ValueError(f"towers are chosen by shape, factor and tokens, not by {', '.join(map(str, unknown))}")
     lists = [
         [f":{name}={value}" for value in (_items(listed) or [listed])]
         for name, listed in part.items()
@@ -137,7 +142,10 @@ class ModelSpace(Strict):
     vectors: Knob = Field(
         Knob(choices=(0,)), description="width of token vectors, under `task: retrieval`; 128 where left out there"
     )
-    tower: TowerKnob = Field(TowerKnob(), description="what reads images, under `task: vision`: encoder and connector")
+    tower: TowerKnob = Field(
+        TowerKnob(),
+        description="what reads images or sound, under `task: vision` or `audio`: encoder and connector",
+    )
     tied: bool = Field(True, description="whether the output head is the embedding table")
     norms: Norms = Field("before", description="whether RMSNorms are on the input of blocks, on the output, or on both")
     params: ParamBudget = Field(ParamBudget(), description="how many weights a layout may have")
@@ -348,11 +356,11 @@ class SearchSpace(Strict):
     v: Literal[1] = Field(1, description="version of this format")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="what studies of this space are listed under")
     doc: str = Field("", description="what the space is for; its first line is shown in lists")
-    task: Literal["generation", "retrieval", "vision"] = Field(
+    task: Literal["generation", "retrieval", "vision", "audio"] = Field(
         "generation",
         description="what models are for: to generate text, to find documents by a vector for each token, or to answer"
-        " questions about images. Workloads of retrieval encode a text of `prompt` tokens, those of vision have an"
-        " image in front of it unless they say otherwise; quality is of tasks of that kind, and references get the"
+        " questions about images or sound. Workloads of retrieval encode a text of `prompt` tokens, those of vision and"
+        " audio have an image or a sound in front of it unless they say otherwise; quality is of tasks of that kind, and references get the"
         " widest vectors, or the first tower, unless they name some",
     )
     layouts: tuple[str, ...] = Field(
@@ -466,7 +474,7 @@ class SearchSpace(Strict):
 
     def _task_problems(self) -> Iterator[InitErrorDetails]:
         """Finds parts that are of another task than the space's."""
-        retrieval, vision = self.task == "retrieval", self.task == "vision"
+        retrieval, media = self.task == "retrieval", MEDIA_TASKS.get(self.task)
         for part, layouts in (
             ("layouts", dict(enumerate(map(Layout.parse, self.layouts)))),
             ("references", self.references.layouts()),
@@ -474,21 +482,22 @@ class SearchSpace(Strict):
             for place, layout in layouts.items():
                 if bool(layout.vectors) is not retrieval:
                     yield problem((part, place), InvalidInput(_vectors_problem(retrieval)))
-                elif bool(layout.tower) is not vision:
-                    yield problem((part, place), InvalidInput(_tower_problem(vision)))
+                elif (layout.tower and layout.tower.media) != media:
+                    yield problem((part, place), InvalidInput(_tower_problem(self.task)))
         if any(bool(choice) is not retrieval for choice in self.model.vectors.choices):
             yield problem(("model", "vectors"), InvalidInput(_vectors_problem(retrieval)))
-        if bool(self.model.tower.choices) is not vision:
-            yield problem(("model", "tower"), InvalidInput(_tower_problem(vision)))
+        if {Tower.parse(line).media for line in self.model.tower.choices} != {media} - {None}:
+            yield problem(("model", "tower"), InvalidInput(_tower_problem(self.task)))
         for name, workload in self.workloads.items():
             if workload.encodes is not retrieval:
                 what = "encode a text: leave `gen` out" if retrieval else "decode: give `gen` of 1 or more"
                 yield problem(("workloads", name, "gen"), InvalidInput(f"workloads of {self.task} {what}"))
-            if workload.images and not vision:
-                error = InvalidInput("images need a tower: give `task: vision`")
-                yield problem(("workloads", name, "images"), error)
-        if vision and not any(workload.images for workload in self.workloads.values()):
-            yield problem(("workloads",), InvalidInput("no workload of vision has images"))
+            if workload.media not in (None, media):
+                task = next(task for task, of_task in MEDIA_TASKS.items() if of_task == workload.media)
+                error = InvalidInput(f"{workload.media} need a tower: give `task: {task}`")
+                yield problem(("workloads", name, str(workload.media)), error)
+        if media and not any(workload.media for workload in self.workloads.values()):
+            yield problem(("workloads",), InvalidInput(f"no workload of {self.task} has {media}"))
         yield from self._metric_problems(retrieval)
         if self.task != "generation" and self.quantisations:
             place = [runtime.choices != () for runtime in self.runtimes].index(True)
@@ -501,11 +510,11 @@ class SearchSpace(Strict):
         for part, items in parts.items():
             for index, item in enumerate(items):
                 row, workload = METRICS[item.metric], self.workloads.get(item.workload or "")
-                images = workload is not None and workload.images > 0
-                if row.source != "proxy" and not measured_by(item.metric, encodes=retrieval, images=images):
+                media = None if workload is None else workload.media
+                if row.source != "proxy" and not measured_by(item.metric, encodes=retrieval, media=media):
                     whose = (
-                        f"workload {item.workload!r}: it has no images"
-                        if row.of_images
+                        f"workload {item.workload!r}: it has no {row.of_media}"
+                        if row.of_media
                         else f"workloads of {self.task}"
                     )
                     error = InvalidInput(f"{item.metric} is not measured by {whose}")
@@ -515,7 +524,7 @@ class SearchSpace(Strict):
                     yield problem((part, index), InvalidInput(text))
 
     def _rung_problems(self) -> Iterator[InitErrorDetails]:
-        example = {"retrieval": "boundfacts", "vision": "pictures"}.get(self.task)
+        example = {"retrieval": "boundfacts", "vision": "pictures", "audio": "sounds"}.get(self.task)
         for index, rung in enumerate(self.quality.rungs):
             if example and (rung.lm_steps or rung.library):
                 text = f"rung {rung.name!r} trains no {self.task}: give `tasks: {{{example}: {{steps: 300}}}}` alone"
@@ -598,10 +607,10 @@ class SearchSpace(Strict):
 
 def _of_task(data: Any) -> Any:
     """Fills in what follows from the task of a space as it is written, where that is readable."""
-    if not isinstance(data, Mapping) or data.get("task") not in ("retrieval", "vision"):
+    if not isinstance(data, Mapping) or data.get("task") not in ("retrieval", *MEDIA_TASKS):
         return data
     retrieval = data["task"] == "retrieval"
-    usual = {"gen": 0} if retrieval else {"images": 1}
+    usual = {"gen": 0} if retrieval else {MEDIA_TASKS[data["task"]]: 1}
     workloads = {
         name: {**usual, **load} if isinstance(load, Mapping) else load
         for name, load in _mapping(data.get("workloads")).items()
@@ -635,8 +644,11 @@ def _vectors_problem(retrieval: bool) -> str:
     return "needs vectors of 1 number or more" if retrieval else "has token vectors: give `task: retrieval`"
 
 
-def _tower_problem(vision: bool) -> str:
-    return "needs a tower, such as 768x12" if vision else "has a tower for images: give `task: vision`"
+def _tower_problem(task: str) -> str:
+    """Returns what is wrong with a tower, or with none, in a space of a task."""
+    if (media := MEDIA_TASKS.get(task)) is not None:
+        return f"needs a tower of {media}, such as {'768x12' if media == 'images' else 'sound:512x17'}"
+    return "has a tower: give `task: vision` for images, `task: audio` for sound"
 
 
 def cross_problems(data: Any) -> list[InitErrorDetails]:

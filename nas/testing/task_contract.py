@@ -17,7 +17,7 @@ import pytest
 
 from nas.core.canonical import canonical_json
 from nas.core.errors import UnknownName
-from nas.core.task import IGNORE, RetrievalTask, Setting, Task, VisionTask, make_task, task_settings
+from nas.core.task import IGNORE, MediaTask, RetrievalTask, Setting, Task, make_task, task_settings
 
 _EXAMPLES = 4000
 
@@ -50,7 +50,7 @@ class TaskContract:
         assert x.shape[:2] == y.shape == (64, task.length)
         assert x.dtype == y.dtype == np.int64
         assert x.min() >= 0
-        symbols = x[:, task.side**2 :] if isinstance(task, VisionTask) else x
+        symbols = x[:, task.media.count :] if isinstance(task, MediaTask) else x
         assert symbols.max() < task.vocab
         labels = y[y != IGNORE]
         assert ((labels >= 0) & (labels < task.vocab)).all()
@@ -76,7 +76,7 @@ class TaskContract:
         _, y = task.batch(np.random.default_rng(1), _EXAMPLES)
         counts = Counter(y[y != IGNORE].tolist())
         entropy = -sum(n / counts.total() * math.log(n / counts.total()) for n in counts.values())
-        if isinstance(task, VisionTask):  # the question tells something, too
+        if isinstance(task, MediaTask):  # the question tells something, too
             assert 0 < task.chance_nats < entropy
         else:
             assert entropy == pytest.approx(task.chance_nats, abs=self.tolerance)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput
-from nas.core.task import IGNORE, Batch
+from nas.core.task import IGNORE, Batch, Exhibit
 
 COLOURS = ((230, 60, 60), (60, 200, 60), (70, 110, 250), (230, 210, 50), (220, 90, 220), (80, 210, 220))
 _GLYPHS = {
@@ -49,6 +49,11 @@ class Pictures:
             raise InvalidInput(f"pictures: 2 to {len(OBJECTS)} objects and 2 to {len(COLOURS)} colours")
         if not 1 <= self.questions <= 64:
             raise InvalidInput(f"pictures: 1 to 64 questions, not {self.questions}")
+
+    @property
+    def media(self) -> Exhibit:
+        """The picture."""
+        return Exhibit("images", self.side, self.side)
 
     @property
     def _starts(self) -> tuple[int, int, int, int]:
