@@ -141,10 +141,10 @@ class Artifact(BaseModel):
     patched: bool = False
     vectors: int = Field(0, ge=0, description="width of token vectors; 0: a language model")
     projector: InputFile | None = Field(
-        None, description="file of the tower that reads images; none: it reads text alone"
+        None, description="file of the tower that reads images or sound; none: it reads text alone"
     )
     image_tokens: int = Field(0, ge=0, description="of an image at most")
-    image_least: int = Field(64, ge=1, description="of an image at least, as `nas.core.tower.Tower.least`")
+    image_least: int = Field(64, ge=1, description="of an image at least, as `nas.core.tower.ImageTower.least`")
     weights: str = Field(description="`Weights.describe()`")
     recipe: PlanFile | None = Field(None, description="what was written in place of the file: the runner makes it")
 

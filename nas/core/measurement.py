@@ -78,7 +78,8 @@ class Sample(BaseModel):
     )
     finite: bool = True
     info: dict[str, Any] = Field(
-        default_factory=dict, description="build info, system info, `gpu` as in `GpuUse`, `images` or `sounds` as in `MediaUse`"
+        default_factory=dict,
+        description="build info, system info, `gpu` as in `GpuUse`, `images` or `sounds` as in `MediaUse`",
     )
     reference: Sample | None = Field(None, description="the reference model's, which took turns with this one")
 

@@ -256,7 +256,7 @@ def metric(name: str) -> Metric:
 
 
 def measured_by(name: str, *, encodes: bool, media: Media | None) -> bool:
-    """Returns whether workloads that encode a text, have images or sounds, or neither have a metric of devices or files."""
+    """Returns whether workloads that encode a text, have images or sounds, or neither have a metric."""
     row = METRICS[name]
     return (row.of_vectors == encodes or name in _OF_BOTH) and row.of_media in (None, media)
 

@@ -3,8 +3,8 @@
     images   an encoder of SigLIP2's form sees patches; each square of `factor` x `factor` becomes one token
     sound    an encoder of Parakeet's form sees features of 10 ms; each 8 become one token
 
-which a connector of two linear maps brings to the language model's width (LFM2 report, sections 5.1.1 and 6.1.1). On one
-line a tower is its width and layers, then whatever is not the default:
+which a connector of two linear maps brings to the language model's width (LFM2 report, sections 5.1.1 and 6.1.1). On
+one line a tower is its width and layers, then whatever is not the default:
 
     768x12                                          of LFM2-VL-450M
     1152x27:heads=16:ffn=4304:tokens=128            of LFM2-VL-1.6B, with at most 128 tokens for an image

@@ -87,6 +87,12 @@ class Workload(Strict):
         """Of each: height and width of an image in pixels, seconds of a sound."""
         return (self.image_height, self.image_width) if self.images else (self.seconds,)
 
+    def described_media(self) -> str:
+        """Returns what comes in front of the prompt, in words."""
+        if self.images:
+            return f"{self.images} image(s) of {self.image_width} x {self.image_height}"
+        return f"{self.sounds} sound(s) of {self.seconds:g} s"
+
     def tower_tokens(self, tower: Tower) -> int:
         """Returns the tokens of all images or sounds behind a tower."""
         return self.count * tower.tokens_of(*self.size) if self.media == tower.media else 0

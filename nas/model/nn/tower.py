@@ -1,7 +1,7 @@
 """What reads images or sound in front of a language model: an encoder by transformers, and a connector.
 
-That of images is SigLIP2's, with PixelUnshuffle behind it. Positions are interpolated, so that frames have any number of
-patches and any aspect. Each square of `factor` x `factor` patches becomes one feature, and one token of the language
+That of images is SigLIP2's, with PixelUnshuffle behind it. Positions are interpolated, so that frames have any number
+of patches and any aspect. Each square of `factor` x `factor` patches becomes one feature, and one token of the language
 model (LFM2 report, section 5.1.1). That of sound is Parakeet's, of which 8 features become one token (section 6.1.1).
 """
 

@@ -125,7 +125,7 @@ class Costs:
         return np.array(rows, float).reshape(len(layouts), -1)
 
     def _tower(self, layout: Layout) -> list[float]:
-        """Returns work of the tower, that of the language model on its tokens, these, and weights; [] where unchosen."""
+        """Returns work of the tower, that of the language model on its tokens, these, weights; [] where unchosen."""
         if not self._towers or layout.tower is None:
             return []
         workload, tower = self._workload, layout.tower

@@ -126,9 +126,7 @@ def _front(media: Exhibit | None) -> int:
     return 0 if media is None else media.count
 
 
-def logits_and_labels(
-    model: nn.Module, inputs: Tensor, labels: Tensor, media: Exhibit | None
-) -> tuple[Tensor, Tensor]:
+def logits_and_labels(model: nn.Module, inputs: Tensor, labels: Tensor, media: Exhibit | None) -> tuple[Tensor, Tensor]:
     """Returns logits and labels of a batch, those of the text alone where something is before it.
 
     The n symbols of inputs [B, T, n] are embedded as their sum.

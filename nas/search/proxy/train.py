@@ -273,9 +273,7 @@ def _phases(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Trai
     return [warm, falling]
 
 
-def _loss(
-    teaching: Teaching | None, seeds: tuple[int, ...], media: Exhibit | None = None
-) -> Callable[..., Tensor]:
+def _loss(teaching: Teaching | None, seeds: tuple[int, ...], media: Exhibit | None = None) -> Callable[..., Tensor]:
     """Returns the loss function of each of the stacked models, or of the only one, in nats.
 
     It is the mean cross-entropy over all labels, in part the teacher's term. Examples of vision and audio begin with

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from nas.core.errors import InvalidInput
+from nas.core.tower import SoundTower
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.tower import SOUND_IN_ALL, Connector, keep_statistics, sound_encoder
 from nas.train.towers.detokenizer import Codebooks
@@ -65,6 +66,22 @@ class AudioShape(Shape):
 
     def processor(self) -> dict[str, Any]:
         return {"feature_size": self.num_mel_bins, "subsampling_factor": self.subsampling_factor}
+
+    def layout(self) -> SoundTower:
+        """Returns the shape as a layout names it.
+
+        Raises:
+            InvalidInput: no layout does.
+        """
+        return SoundTower.of(
+            self.hidden_size,
+            self.num_hidden_layers,
+            heads=self.num_attention_heads,
+            ffn=self.intermediate_size,
+            connector=self.projector_hidden_size,
+            channels=self.subsampling_conv_channels,
+            bands=self.num_mel_bins,
+        )
 
     def tower(self, d_model: int, seed: int = 0) -> Tower:
         return AudioTower(self, d_model, seed)
