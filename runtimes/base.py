@@ -445,7 +445,7 @@ class Runtime(Protocol):
                 those that every one of its kind has.
             patched: whether the artifact needs the patched build.
             libc: its C library, as `Device.libc`; `None`: unknown.
-            images: whether the runner must encode images in front of a prompt.
+            images: whether the runner must encode images or sounds in front of a prompt.
 
         Raises:
             InfrastructureFailed: no such build, or none that runs with its C library; the message names the command
@@ -491,7 +491,7 @@ class Runtime(Protocol):
             variant: instruction set; `None`: the best of this machine, of another one the best that is common.
             tools: also build the runtime's own tools.
             static: one file that needs no libraries.
-            images: also encode images in front of a prompt.
+            images: also encode images and sounds in front of a prompt.
 
         Raises:
             InfrastructureFailed: a compiler, network or disk space is missing, or a step failed; with the remedy.

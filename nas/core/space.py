@@ -360,8 +360,8 @@ class SearchSpace(Strict):
         "generation",
         description="what models are for: to generate text, to find documents by a vector for each token, or to answer"
         " questions about images or sound. Workloads of retrieval encode a text of `prompt` tokens, those of vision and"
-        " audio have an image or a sound in front of it unless they say otherwise; quality is of tasks of that kind, and"
-        " references get the widest vectors, or the first tower, unless they name some",
+        " audio have an image or a sound in front of it unless they say otherwise; quality is of tasks of that kind,"
+        " and references get the widest vectors, or the first tower, unless they name some",
     )
     layouts: tuple[str, ...] = Field(
         (), description="the only layouts to propose, one line each; instead of `model`, `mixers`, `ffn` and `limits`"

@@ -90,8 +90,8 @@ class Workload(Strict):
     def described_media(self) -> str:
         """Returns what comes in front of the prompt, in words."""
         if self.images:
-            return f"{self.images} image(s) of {self.image_width} x {self.image_height}"
-        return f"{self.sounds} sound(s) of {self.seconds:g} s"
+            return f"{self.images} image{'s' * (self.images > 1)} of {self.image_width} x {self.image_height} pixels"
+        return f"{self.sounds} sound{'s' * (self.sounds > 1)} of {self.seconds:g} s"
 
     def tower_tokens(self, tower: Tower) -> int:
         """Returns the tokens of all images or sounds behind a tower."""

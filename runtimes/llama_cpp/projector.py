@@ -1,4 +1,4 @@
-"""The second file of a model that reads images or sound: encoder and connector, as llama.cpp's mtmd reads them ("mmproj").
+"""The second file of a model that reads images or sound, encoder and connector as llama.cpp's mtmd reads it ("mmproj").
 
 Keys, names and types are those of llama.cpp's own converter, for LFM2-VL and for LFM2-Audio.
 """
@@ -99,10 +99,7 @@ def write_random_projector(
     Raises:
         InfrastructureFailed: the file cannot be written.
     """
-    stored = [
-        (tensor, _type_of(tensor, half=half))
-        for tensor in tower_tensors(tower, d_model)
-    ]
+    stored = [(tensor, _type_of(tensor, half=half)) for tensor in tower_tensors(tower, d_model)]
     with replacing(path) as partial:
         writer = GGUFWriter(partial, "clip")
         if isinstance(tower, ImageTower):

@@ -243,7 +243,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
             raise InvalidInput(f"{', '.join(TOOLS)} are built for {host_target()} only, with shared libraries")
         variant = self.variant_for(request.target, host_features() if is_host else None, request.variant)
         if request.images and VULKAN in variant.needs:
-            raise InvalidInput("images are encoded on the processor alone: leave the variant out")
+            raise InvalidInput("images and sounds are encoded on the processor alone: leave the variant out")
         return LlamaCppSpec(
             version=source.COMMIT,
             variant=variant.name,

@@ -13,7 +13,7 @@ from test_vision_space import TASKS, VISION
 
 from nas.core.layout import Layout
 from nas.core.measurement import TTFT_PARTS
-from nas.core.tower import Tower
+from nas.core.tower import ImageTower
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
 
@@ -50,10 +50,10 @@ def test_the_runner_encodes_images(image_build: Build, tmp_path: Path, monkeypat
         layout = LAYOUT.format(line)
         figures = measured(layout, "--image-height", str(height), "--image-width", str(width))
         tower = Layout.parse(layout).tower
-        assert isinstance(tower, Tower)
+        assert isinstance(tower, ImageTower)
         rows, columns = tower.grid(height, width)
         assert figures["image_tokens"]["value"] == rows * columns, line
-        parts = [figures[name]["value"] for name in TTFT_PARTS]
+        parts = [figures[name]["value"] for name in TTFT_PARTS["images"]]
         assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ttft"]["value"])
     two = measured(LAYOUT.format("tokens=64"), "--images", "2", "--image-height", "256", "--image-width", "256")
     assert two["image_tokens"]["value"] == 128
