@@ -1,4 +1,4 @@
-"""The second file of a model that reads images or sound: encoder and connector, as llama.cpp's mtmd reads them ("mmproj").
+"""The second file of a model that reads images or sound, encoder and connector as llama.cpp's mtmd reads it ("mmproj").
 
 Keys, names and types are those of llama.cpp's own converter, for LFM2-VL and for LFM2-Audio.
 """
