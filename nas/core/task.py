@@ -109,7 +109,7 @@ class Exhibit(NamedTuple):
     columns: int
 
     @property
-    def count(self) -> int:
+    def amount(self) -> int:
         """Numbers in front of the text."""
         return self.rows * self.columns
 
@@ -123,7 +123,7 @@ class Exhibit(NamedTuple):
 class MediaTask(Task, Protocol):
     """A task of images or sound: each example is one, then a text about it, for which labels are as in other tasks.
 
-    The first `media.count` of the `length` numbers are its rows, one after another: pixels as 0xRRGGBB, or features in
+    The first `media.amount` of the `length` numbers are its rows, one after another: pixels as 0xRRGGBB, or features in
     thousandths. They are not below `vocab`, and have no labels.
     """
 
@@ -135,7 +135,7 @@ class MediaTask(Task, Protocol):
 
 def text_length(task: Task) -> int:
     """Returns the symbols of an example, without what they are about."""
-    return task.length - (task.media.count if isinstance(task, MediaTask) else 0)
+    return task.length - (task.media.amount if isinstance(task, MediaTask) else 0)
 
 
 def task_kind(task: Task) -> str:

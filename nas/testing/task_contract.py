@@ -50,7 +50,7 @@ class TaskContract:
         assert x.shape[:2] == y.shape == (64, task.length)
         assert x.dtype == y.dtype == np.int64
         assert x.min() >= 0
-        symbols = x[:, task.media.count :] if isinstance(task, MediaTask) else x
+        symbols = x[:, task.media.amount :] if isinstance(task, MediaTask) else x
         assert symbols.max() < task.vocab
         labels = y[y != IGNORE]
         assert ((labels >= 0) & (labels < task.vocab)).all()

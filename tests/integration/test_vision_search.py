@@ -1,4 +1,4 @@
-"""A study of vision, launched: real agent, database and trainings, a fake runtime; and the real runner's images."""
+"""A study of vision, launched: real agent, database and trainings, a fake runtime; the real runner's images and sounds."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from nas.core.tower import ImageTower
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
 
+SOUND = "sound:64x2:heads=2:connector=64:channels=32"
 LAYOUT = "d64 v256 tower=64x2:heads=2:connector=64:{} ffn=swiglu:64 [C3 A4/2 C3]"
 
 
@@ -59,6 +60,23 @@ def test_the_runner_encodes_images(image_build: Build, tmp_path: Path, monkeypat
     assert two["image_tokens"]["value"] == 128
     blind = measured(LAYOUT.format("tokens=64"), "--images", "0")
     assert "image_tokens" not in blind and blind["peak_rss"]["value"] < two["peak_rss"]["value"]
+
+
+@pytest.mark.exhaustive
+def test_the_runner_encodes_sounds(image_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    layout = LAYOUT.format("factor=2").replace("64x2:heads=2:connector=64:factor=2", SOUND)
+    for seconds in (0.5, 1.28):
+        figures = measured(layout, "--seconds", str(seconds))
+        tower = Layout.parse(layout).tower
+        assert tower is not None and figures["sound_tokens"]["value"] == tower.tokens_of(seconds)
+        parts = [figures[name]["value"] for name in TTFT_PARTS["sounds"]]
+        assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ttft"]["value"])
+        assert figures["sound_factor"]["value"] == pytest.approx(sum(parts[:3]) / (1000 * seconds))
+    two = measured(layout, "--sounds", "2", "--seconds", "1")
+    assert two["sound_tokens"]["value"] == 26
+    deaf = measured(layout, "--sounds", "0")
+    assert "sound_tokens" not in deaf and deaf["peak_rss"]["value"] < two["peak_rss"]["value"]
 
 
 @pytest.mark.exhaustive

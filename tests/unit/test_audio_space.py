@@ -163,10 +163,10 @@ def test_sounds_decide_their_answers() -> None:
     task = make_task("sounds", {"places": 4, "frames": 128})
     assert isinstance(task, MediaTask) and task_kind(task) == "audio"
     inputs, labels = task.batch(np.random.default_rng(0), 32)
-    asked = inputs[:, task.media.count :].reshape(32, -1, 3)
+    asked = inputs[:, task.media.amount :].reshape(32, -1, 3)
     assert asked.min() >= 0 and asked.max() < task.vocab
-    assert (labels[:, task.media.count :].reshape(32, -1, 3)[:, :, 1] == asked[:, :, 2]).all()
-    rows = inputs[:, : task.media.count].reshape(32, task.media.rows, -1)
+    assert (labels[:, task.media.amount :].reshape(32, -1, 3)[:, :, 1] == asked[:, :, 2]).all()
+    rows = inputs[:, : task.media.amount].reshape(32, task.media.rows, -1)
     loudest = [rows[:, 32 * place + 8 : 32 * place + 24].mean(1).argmax(1) for place in range(4)]
     high = {
         kind: [

@@ -238,9 +238,9 @@ def test_pictures_decide_their_answers() -> None:
     task = make_task("pictures", {"cells": 2})
     assert isinstance(task, MediaTask)
     inputs, labels = task.batch(np.random.default_rng(0), 64)
-    pixels, asked = inputs[:, : task.media.count], inputs[:, task.media.count :].reshape(64, -1, 3)
+    pixels, asked = inputs[:, : task.media.amount], inputs[:, task.media.amount :].reshape(64, -1, 3)
     assert pixels.max() < 1 << 24 and asked.max() < task.vocab
-    assert (labels[:, task.media.count :].reshape(64, -1, 3)[:, :, 1] == asked[:, :, 2]).all()
+    assert (labels[:, task.media.amount :].reshape(64, -1, 3)[:, :, 1] == asked[:, :, 2]).all()
     whole = pixels.reshape(64, task.media.rows, task.media.columns)
     for picture, questions in zip(whole, asked.tolist(), strict=True):
         answers: dict[tuple[int, int], set[int]] = {}

@@ -123,7 +123,7 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
 
 
 def _front(media: Exhibit | None) -> int:
-    return 0 if media is None else media.count
+    return 0 if media is None else media.amount
 
 
 def logits_and_labels(model: nn.Module, inputs: Tensor, labels: Tensor, media: Exhibit | None) -> tuple[Tensor, Tensor]:
@@ -136,8 +136,8 @@ def logits_and_labels(model: nn.Module, inputs: Tensor, labels: Tensor, media: E
     assert isinstance(model, Model), "what a task trains and scores is a layout's model"
     if media is None:
         return model(model.embed(inputs).sum(2)), labels
-    numbers, tokens = inputs.tensor_split([media.count], 1)
-    return model.answers(numbers.view(-1, media.rows, media.columns), tokens), labels[:, media.count :]
+    numbers, tokens = inputs.tensor_split([media.amount], 1)
+    return model.answers(numbers.view(-1, media.rows, media.columns), tokens), labels[:, media.amount :]
 
 
 def _search(model: Model, group: Group, device: torch.device) -> Score:

@@ -67,7 +67,7 @@ class Scenes(ABC):
     @property
     def length(self) -> int:
         """Numbers of the scene, then symbols."""
-        return self.media.count + 3 * self.questions
+        return self.media.amount + 3 * self.questions
 
     @property
     def chance_nats(self) -> float:
@@ -79,7 +79,7 @@ class Scenes(ABC):
 
     def batch(self, generator: np.random.Generator, size: int) -> Batch:
         """Returns scenes and questions with answers [size, length], and answers at the symbol before each."""
-        front = self.media.count
+        front = self.media.amount
         x = np.empty((size, self.length), np.int64)
         y = np.full_like(x, IGNORE)
         places, kinds, variants = self.sizes
