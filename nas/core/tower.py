@@ -66,7 +66,7 @@ class Tower(ABC):
     connector: int
 
     @classmethod
-    def of(cls, width: int, layers: int, **values: int) -> Self:
+    def of(cls, width: int, layers: int, /, **values: int) -> Self:
         """Returns a checked tower; heads are 64 wide and feed-forwards four times the width where left out.
 
         Raises:
@@ -241,7 +241,7 @@ class SoundTower(Tower):
     limits: ClassVar[dict[str, int]] = {**_SIZES, "width": WAVES, "channels": 4096, "bands": 512}
 
     @classmethod
-    def of(cls, width: int, layers: int, **values: int) -> Self:
+    def of(cls, width: int, layers: int, /, **values: int) -> Self:
         tower = super(SoundTower, cls).of(width, layers, **values)
         if WAVES % tower.width or tower.width % 2:
             raise InvalidInput(f"width of a tower of sound must be {WAVES} or an even divisor, not {tower.width}")

@@ -1,4 +1,4 @@
-"""A study of vision, launched: real agent, database and trainings, a fake runtime; the real runner with images and sounds."""
+"""A study of vision, launched: real agent, database and trainings, a fake runtime; the real runner with both media."""
 
 from __future__ import annotations
 
