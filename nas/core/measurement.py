@@ -99,8 +99,8 @@ class Sample(BaseModel):
     @property
     def media(self) -> MediaUse | None:
         """What happened to images or sounds; None: there were none."""
-        found = next((self.info[name] for name in MEDIA_STEPS if name in self.info), None)
-        return None if found is None else MediaUse.model_validate(found)
+        use = next((self.info[name] for name in MEDIA_STEPS if name in self.info), None)
+        return None if use is None else MediaUse.model_validate(use)
 
 
 class ReferenceTimes(BaseModel):
