@@ -101,7 +101,7 @@ class Tower(ABC):
         """Returns the line that `parse` reads; equal towers have equal lines."""
         usual: Tower | None = None
         if self.width % max(1, self.width // 64) == 0:
-            usual = type(self)(self.width, self.layers, max(1, self.width // 64), 4 * self.width)
+            usual = type(self).of(self.width, self.layers)
         values = {field.name: getattr(self, field.name) for field in fields(self)[2:]}
         unusual = {name: value for name, value in values.items() if usual is None or value != getattr(usual, name)}
         line = f"{self.prefix}{self.width}x{self.layers}"
