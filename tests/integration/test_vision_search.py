@@ -1,4 +1,4 @@
-"""A study of vision, launched: real agent, database and trainings, a fake runtime; and the real runner's images."""
+"""A study of vision, launched: real agent, database and trainings, a fake runtime; the real runner with both media."""
 
 from __future__ import annotations
 
@@ -13,17 +13,12 @@ from test_vision_space import TASKS, VISION
 
 from nas.core.layout import Layout
 from nas.core.measurement import TTFT_PARTS
-from nas.core.tower import Tower
+from nas.core.tower import ImageTower
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
 
+SOUND = "sound:64x2:heads=2:connector=64:channels=32"
 LAYOUT = "d64 v256 tower=64x2:heads=2:connector=64:{} ffn=swiglu:64 [C3 A4/2 C3]"
-
-
-@pytest.fixture(scope="session")
-def image_build() -> Build:
-    """The stock build that reads images: compiled once (some minutes), then found in the user's cache."""
-    return LLAMA_CPP.build(log=print, images=True)
 
 
 @pytest.mark.exhaustive  # one to two minutes
@@ -56,15 +51,32 @@ def test_the_runner_encodes_images(image_build: Build, tmp_path: Path, monkeypat
         layout = LAYOUT.format(line)
         figures = measured(layout, "--image-height", str(height), "--image-width", str(width))
         tower = Layout.parse(layout).tower
-        assert isinstance(tower, Tower)
+        assert isinstance(tower, ImageTower)
         rows, columns = tower.grid(height, width)
         assert figures["image_tokens"]["value"] == rows * columns, line
-        parts = [figures[name]["value"] for name in TTFT_PARTS]
+        parts = [figures[name]["value"] for name in TTFT_PARTS["images"]]
         assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ttft"]["value"])
     two = measured(LAYOUT.format("tokens=64"), "--images", "2", "--image-height", "256", "--image-width", "256")
     assert two["image_tokens"]["value"] == 128
     blind = measured(LAYOUT.format("tokens=64"), "--images", "0")
     assert "image_tokens" not in blind and blind["peak_rss"]["value"] < two["peak_rss"]["value"]
+
+
+@pytest.mark.exhaustive
+def test_the_runner_encodes_sounds(image_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    layout = LAYOUT.format("factor=2").replace("64x2:heads=2:connector=64:factor=2", SOUND)
+    for seconds in (0.5, 1.28):
+        figures = measured(layout, "--seconds", str(seconds))
+        tower = Layout.parse(layout).tower
+        assert tower is not None and figures["sound_tokens"]["value"] == tower.tokens_of(seconds)
+        parts = [figures[name]["value"] for name in TTFT_PARTS["sounds"]]
+        assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ttft"]["value"])
+        assert figures["sound_factor"]["value"] == pytest.approx(sum(parts[:3]) / (1000 * seconds))
+    two = measured(layout, "--sounds", "2", "--seconds", "1")
+    assert two["sound_tokens"]["value"] == 26
+    deaf = measured(layout, "--sounds", "0")
+    assert "sound_tokens" not in deaf and deaf["peak_rss"]["value"] < two["peak_rss"]["value"]
 
 
 @pytest.mark.exhaustive

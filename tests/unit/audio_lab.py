@@ -20,7 +20,7 @@ from nas.train.towers.sounds import SoundSettings
 
 LAYOUT = Layout.parse("d64 v320 ffn=swiglu:96 [C3 A4/2*2]")
 SHAPE = AudioShape(
-    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, conv_kernel_size=5,
+    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, conv_kernel_size=9,
     subsampling_conv_channels=8, num_mel_bins=16, projector_hidden_size=40,
 )  # fmt: skip
 SOUNDS = SoundSettings(feature_size=16)
