@@ -79,7 +79,7 @@ class Spectra:
         return codes, spectra - _typical(self)[0]
 
     def _drawn(self, generator: np.random.Generator, size: int) -> tuple[NDArray[np.int64], Floats]:
-        glides = [self._glide(generator, size) for _ in range(3)]
+        loudness, pitch, place = (self._glide(generator, size) for _ in range(3))
         sound = generator.integers(0, self.sounds, (size, self.frames))
         timbres = generator.uniform(-1, 1, (size, self.sounds, _TIMBRES)).astype(np.float32)
         timbre = np.take_along_axis(timbres, sound[..., None], 1)
@@ -87,20 +87,24 @@ class Spectra:
         begins = np.where(generator.random(begins.shape) < _BURSTS, begins, -1)
         dithered = (timbre + 1) / 2 * (_COARSE - 1) + generator.random(timbre.shape)
         coarse = dithered.astype(np.int64).clip(0, _COARSE - 1)
-        codes = np.stack([*map(self._code, glides), sound, begins + 1, *np.moveaxis(coarse, -1, 0)], -1)
+        means = map(self._code, (loudness, pitch, place))
+        codes = np.stack([*means, sound, begins + 1, *np.moveaxis(coarse, -1, 0)], -1)
         frames = codes + LEVELS * np.arange(CODEBOOKS)
-        return frames.repeat(self.upsampling, 1), self._spectra(*glides, timbre.repeat(self.upsampling, 1), begins)
+        spectra = self._spectra(loudness, pitch, place, timbre.repeat(self.upsampling, 1), begins)
+        return frames.repeat(self.upsampling, 1), spectra
 
     def _glide(self, generator: np.random.Generator, size: int) -> Floats:
         """Draws curves [size, length] between 0 and 1: two oscillations of some frames each."""
         periods = generator.uniform(*_PERIODS, (2, size, 1)) * self.upsampling
         angles = 2 * np.pi * (np.arange(self.length) / periods + generator.random((2, size, 1)))
-        return (0.5 + np.sin(angles).sum(0) / 4).astype(np.float32)
+        glide: Floats = (0.5 + np.sin(angles).sum(0) / 4).astype(np.float32)
+        return glide
 
     def _code(self, glide: Floats) -> NDArray[np.int64]:
         """Returns the levels of the means of frames, [size, frames]."""
         means = glide.reshape(len(glide), self.frames, -1).mean(-1)
-        return (means * LEVELS).astype(np.int64).clip(0, LEVELS - 1)
+        levels: NDArray[np.int64] = (means * LEVELS).astype(np.int64).clip(0, LEVELS - 1)
+        return levels
 
     def _spectra(
         self, loudness: Floats, pitch: Floats, place: Floats, timbre: Floats, begins: NDArray[np.int64]
