@@ -122,7 +122,8 @@ def _check_equal(mine: GgufFile, other: GgufFile, unlike: set[str], *, keys: boo
         assert stored.shape == mine.tensors[tensor].shape, tensor
         if tensor not in unlike:
             assert stored.kind == mine.tensors[tensor].kind, tensor
-            np.testing.assert_array_equal(mine.values(tensor), other.values(tensor), err_msg=tensor)
+            # The converter computes roots of variances with PyTorch, the last bit of which is another.
+            np.testing.assert_allclose(mine.values(tensor), other.values(tensor), 1e-6, 1e-6, err_msg=tensor)
     if keys:
         assert mine.fields.keys() ^ other.fields.keys() <= OF_FOLDERS
         for key in mine.fields.keys() & other.fields.keys() - OF_FOLDERS:

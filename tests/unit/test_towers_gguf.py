@@ -13,6 +13,7 @@ import torch
 from cli_runner import nas
 from gguf import MODEL_ARCH, GGUFReader, get_tensor_name_map
 from retrieval_lab import own_home
+from speech_lab import SPEECH, TOKENS
 from vision_lab import FRAMES, SHAPE, vision_model, write_model
 
 from nas.core.errors import InvalidInput, Unsupported
@@ -20,6 +21,7 @@ from nas.core.layout import Layout
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 from nas.train.towers.audio import AUDIO
 from nas.train.towers.gguf import differences, image_tensors, sound_tensors, write_gguf_model, write_projector
+from nas.train.towers.speech import SpeechHead
 from nas.train.towers.vision import VISION
 
 PUBLISHED = {"encoder.": "vision_tower.vision_model.", "connector.": "multi_modal_projector."}
@@ -210,3 +212,7 @@ def test_the_command_writes_both_files_of_sound(tmp_path: Path, monkeypatch: pyt
     assert json.loads(done.out)["mmproj"]["size"] == Path("mmproj-m.gguf").stat().st_size
     assert "<audio>" in GgufFile.read(Path("m.gguf")).fields["tokenizer.ggml.tokens"]
     assert "--mmproj mmproj-m.gguf --audio AUDIO" in done.err and "tile" not in done.err
+    whole = audio_lab.audio_model()
+    assert not differences(whole)
+    whole.model.head = SpeechHead(SPEECH, 64, TOKENS)
+    assert differences(whole) == ["answers are text alone: it has no head that speaks"]
