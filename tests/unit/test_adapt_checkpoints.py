@@ -163,7 +163,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mamba": {"model_type": "mamba", "state_size": 8, "intermediate_size": 128, "layer_norm_epsilon": 1e-6},
     "mamba-untied": {
-        "model_type": "mamba", "time_step_rank": 6, "expand": 3, "intermediate_size": 192, "conv_kernel": 3, "tie_word_embeddings": False,
+        "model_type": "mamba", "time_step_rank": 6, "expand": 3, "intermediate_size": 192, "conv_kernel": 3,
+        "tie_word_embeddings": False,
     },
     "youtu": {
         "model_type": "youtu", "kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24,
