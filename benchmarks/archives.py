@@ -49,6 +49,10 @@ SCEPTIC: Mapping[tuple[str, str], str] = {
         "lfm2-study",
         "all trials",
     ): "Fourteen are faster and smaller at about equal quality; which of them is best I would not say.",
+    (
+        "lfm2-vl",
+        "all trials",
+    ): "Three are fast since they give an image 16 tokens. Whether these are enough, nine qualities do not say.",
     ("lfm2-study", "first half"): "Nine are faster and smaller; quality sorts out the bad ones and nothing else.",
     (
         "lfm2",

@@ -107,6 +107,7 @@ def test_divergence_is_a_budget(sources: dict[str, Path], source: Path, corpus: 
     assert not (tmp_path / "no.gguf").exists()
 
 
+@pytest.mark.exhaustive  # minutes; the same files are compared in the other tests
 def test_a_killed_command_writes_the_same_file_when_it_is_repeated(source: Path, corpus: Path, tmp_path: Path) -> None:
     def command(name: str) -> subprocess.Popen[bytes]:
         folder = tmp_path / name

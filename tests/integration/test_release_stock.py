@@ -210,6 +210,7 @@ def test_a_float16_file_of_other_weights_is_not_quantised(llama_build: Build, tm
     assert [path.name for path in (tmp_path / "a" / "m" / "gguf").iterdir()] == ["m-Q8_0.gguf"]
 
 
+@pytest.mark.exhaustive  # minutes; by default test_executorch_whole.py runs such a file
 def test_the_pte_runs_in_stock_executorch(tmp_path: Path) -> None:
     layout = Layout.parse("d64 v320 ffn=swiglu:64 [C3 A2/1+none A2/1(kv=1)+none]")
     feed = Feed(prompt=40, gen=STEPS, batch=17)

@@ -11,6 +11,9 @@ from study_lab import Lab
 from nas.core import paths
 from nas.search.analysis.agreement import FEWEST
 
+# Minutes; by default each runtime has studies of its own, and what two have in common is in the unit tests.
+pytestmark = pytest.mark.exhaustive
+
 TRIALS = 1
 RUNTIMES = ("llama.cpp", "executorch")
 CHAT = {"workload": "chat"}

@@ -161,6 +161,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "mamba2", "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "expand": 2,
         "tie_word_embeddings": True,
     },
+    "mamba": {"model_type": "mamba", "state_size": 8, "intermediate_size": 128, "layer_norm_epsilon": 1e-6},
+    "mamba-untied": {
+        "model_type": "mamba", "time_step_rank": 6, "expand": 3, "intermediate_size": 192, "conv_kernel": 3,
+        "tie_word_embeddings": False,
+    },
+    "youtu": {
+        "model_type": "youtu", "kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24,
+        "v_head_dim": 16, "rope_parameters": ROPE, "num_key_value_heads": 4,
+    },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3", "kv_lora_rank": 32, "q_lora_rank": None, "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16, "v_head_dim": 24, "rms_norm_eps": 1e-4, "rope_interleave": False, "n_group": 1,
+        "topk_group": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "n_shared_experts": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+    },
     "lfm3": {
         "model_type": "lfm3", "head_dim": 32, "sliding_window": 8, "norm_eps": 1e-3, "pad_token_id": 0,
         "layer_types": ["conv", "full_attention", "sliding_attention"], "bos_token_id": 1, "eos_token_id": 2,
@@ -362,6 +377,9 @@ def test_models_of_350m_have_the_same_logits(name: str, tmp_path: Path) -> None:
             {"num_local_experts": 8, "shared_intermediate_size": 100, "mamba_proj_bias": True},
             ["shared experts of width 100, no multiple", "mamba_proj_bias"],
         ),
+        ("deepseek-v3", {"n_group": 2, "attention_bias": True}, ["groups of experts", "biases (attention_bias)"]),
+        ("youtu", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, ["scaled RoPE in latent attention"]),
+        ("mamba", {"use_bias": True, "use_conv_bias": False}, ["biases (use_bias)", "without bias in its convolution"]),
         ("olmoe", {"clip_qkv": 8.0}, ["clipped queries, keys and values"]),
         ("qwen3.5", {"linear_value_head_dim": 32}, ["keys of 16 and values of 32 numbers"]),
         ("granite-hybrid", {"rms_norm_eps": 1e-6}, ["epsilon 1e-06"]),
@@ -427,6 +445,12 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str, int]] = {
         },
         "d2048 v100352 untied norms=behind ffn=swiglu:8192 [A16/16(qk_norm_wide=1,rope_theta=500000)*16]",
         1_484_916_736,
+    ),
+    "Mamba 130M": (
+        {"model_type": "mamba", "vocab_size": 50280, "hidden_size": 768, "num_hidden_layers": 24, "state_size": 16,
+         "intermediate_size": 1536, "time_step_rank": 48, "conv_kernel": 4, "layer_norm_epsilon": 1e-5},
+        "d768 v50280 ffn=none [H*24]",
+        129_135_360,
     ),
     "LFM3 1.7B": (
         {"model_type": "lfm3", "vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24,

@@ -176,6 +176,10 @@ def test_rounds_of_the_second_measurement_are_counted_until_they_are_done(store:
     assert remaining == [True] * 3 and left(store).seconds.typical == 0
     log(store, study, Named((2, 3)))
     assert left(store).seconds.typical > 0, "the front has two layouts, one more than expected"
+    log(store, study, Launched(10))
+    typical = left(store).seconds.typical
+    log(store, study, Named((2,)))
+    assert left(store).seconds.typical == typical > 0, "six layouts are to come, and another front"
 
 
 def test_a_finished_rung_of_a_waiting_trial_is_not_counted_again(store: Store) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from nas.core.space import StopRules
 from nas.core.trial import Event, EventKind
-from nas.search.study.events import Expected, expectations
+from nas.search.study.events import Closed, Expected, Launched, closing, expectations
 from nas.search.study.stopping import stop_reason
 
 LITTLE, MUCH, UNKNOWN = (Expected(gain, 1.0, 4) for gain in (0.001, 0.1, None))
@@ -42,6 +42,13 @@ def test_hours() -> None:
 )
 def test_little_gain_ends_it_when_seen_thrice(expected: list[Expected], ends: bool) -> None:
     assert (rule(StopRules(gain=0.005), expected) == "gain") is ends
+
+
+def test_a_launch_that_asks_for_more_opens_a_study_again() -> None:
+    notes = [Launched(4), Closed("trials", "all 4"), Launched(4), Launched(2), Launched(6), Closed("hours", "over")]
+    log = [Event(EventKind.PROGRESS, note.to_json(), trial=None) for note in notes]
+    seen = [closed and closed.rule for closed in (closing(log[:count]) for count in range(1, 7))]
+    assert seen == [None, "trials", "trials", "trials", None, "hours"]
 
 
 def test_what_was_expected_is_read_from_the_log() -> None:

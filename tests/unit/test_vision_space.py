@@ -301,7 +301,9 @@ def test_a_study_of_vision_has_a_front(tmp_path: Path) -> None:
     assert report["front"] and report["hypervolume"] > 0
     assert {row["metric"] for row in report["budgets"]} == {"image_encoding", "image_tokens"}
     with dashboard_here(store) as url:
-        trial = f"{url.partition('/studies')[0]}/studies/study/trials/{report['front'][0]['trial']}"
+        study = f"{url.partition('/studies')[0]}/studies/study"
+        assert 'class="hint">tower=' in httpx.get(study, timeout=60).text, "layouts are drawn without their towers"
+        trial = f"{study}/trials/{report['front'][0]['trial']}"
         page, twin = httpx.get(trial, timeout=60), httpx.get(f"{trial}.json", timeout=60)
     assert page.status_code == 200 and "1 image of 64 x 64 pixels" in page.text
     assert "Parts of the time to the first token" in page.text and "language model" in page.text

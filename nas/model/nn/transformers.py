@@ -65,6 +65,7 @@ class TensorName:
         order_axis: of theirs along which the rows are: 1 where they are columns.
         plus: what is added to theirs, of norms that multiply by 1 + w.
         centred: axis of theirs along which its mean is subtracted; None: it is not.
+        transposed: heads of the first of ours, each of which is transposed; 0: they are not.
     """
 
     ours: tuple[str, ...]
@@ -76,6 +77,7 @@ class TensorName:
     order_axis: int = 0
     plus: float = 0.0
     centred: int | None = None
+    transposed: int = 0
 
     def under(self, ours: str, theirs: str) -> TensorName:
         """Returns the name with prefixes on both sides."""
@@ -84,7 +86,8 @@ class TensorName:
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Returns their tensor from `tensors` under our names, where it is the same numbers in the same order."""
-        assert not self.order and not self.plus and self.centred is None, "such names are for reading"
+        altered = self.order or self.plus or self.centred is not None or self.transposed
+        assert not altered, "such names are for reading"
         parts = [_take(tensors, name) for name in self.ours]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, self.axis)
         return whole[:, None] if self.tap_axis else whole
@@ -109,6 +112,8 @@ class TensorName:
         if sizes and sum(sizes) != whole.shape[self.axis]:
             raise InvalidInput(f"{self.theirs} of shape {list(whole.shape)} does not split into {len(self.ours)}")
         parts = torch.split(whole, list(sizes), self.axis) if sizes else (whole,)
+        if self.transposed:
+            parts = (torch.unflatten(parts[0], 0, (self.transposed, -1)).transpose(1, 2).flatten(0, 1), *parts[1:])
         return dict(zip(self.ours, parts, strict=True))
 
 

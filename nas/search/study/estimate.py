@@ -44,8 +44,8 @@ from nas.search.study.events import (
     Rescored,
     all_events,
     calibrated_devices,
+    closing,
     elapsed,
-    ending,
     notes,
     stored_space,
 )
@@ -354,19 +354,26 @@ def _read(store: Store, study: Study, log: Sequence[Event]) -> _Progress | None:
         return None
     trained = {(event.trial, note.rung) for event in log if (note := QualityKnown.read(event.payload))}
     rungs = len(space.quality.rungs)
+    references = [row for row in rows if row.origin == "reference"]
     candidates = [row for row in rows if row.origin != "reference" and row.status.state is not TrialState.CANCELLED]
     feasible = sum(row.status.rung is not None for row in candidates)
     refused = sum(row.status.state is TrialState.INFEASIBLE and row.status.rung is None for row in candidates)
+    unproposed = 0 if closing(log) else max(0, launched[-1].trials - len(candidates))
+    # With more layouts to come, the front that was named, if one was, is not the last.
+    named = notes(log, Named)[-1:] if unproposed == 0 else []
+    members = {*named[0].trials, *(row.number for row in references)} if named else None
     return _Progress(
         space=space,
-        unproposed=0 if ending(log) else max(0, launched[-1].trials - len(candidates)),
+        unproposed=unproposed,
         candidates=[_position(row, trained, rungs) for row in candidates],
-        references=[_position(row, trained, rungs) for row in rows if row.origin == "reference"],
+        references=[_position(row, trained, rungs) for row in references],
         feasible=_feasible_share(space, feasible, refused),
         anchored=max((rung + 1 for _, rung in trained), default=0),
         rescored=len({event.trial for event in log if Rescored.read(event.payload)}),
-        named=len(named[-1].trials) if (named := notes(log, Named)) else None,
-        remeasured=len(notes(log, Remeasured)),
+        named=len(named[0].trials) if named else None,
+        remeasured=sum(
+            Remeasured.read(event.payload) is not None and (members is None or event.trial in members) for event in log
+        ),
         devices=frozenset(device.id for device in calibrated_devices(log)),
         elapsed_s=elapsed(log)[-1],
     )

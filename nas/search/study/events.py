@@ -490,10 +490,20 @@ def expectations(log: Iterable[Event]) -> dict[int, Expected]:
     }
 
 
+def closing(log: Iterable[Event]) -> Closed | None:
+    """Returns why no more layouts are proposed; None while they are, also since a launch asked for more of them."""
+    most, closed = 0, None
+    for event in log:
+        if (launched := Launched.read(event.payload)) is not None and launched.trials > most:
+            most, closed = launched.trials, None
+        closed = Closed.read(event.payload) or closed
+    return closed
+
+
 def ending(log: Iterable[Event]) -> Json | None:
-    """Returns why no more layouts are proposed, {rule, message}; None while they are."""
-    closed = notes(log, Closed)
-    return {"rule": closed[-1].rule, "message": closed[-1].message} if closed else None
+    """Returns `closing` as {rule, message}."""
+    closed = closing(log)
+    return {"rule": closed.rule, "message": closed.message} if closed else None
 
 
 def stored_space(study: Study) -> SearchSpace:

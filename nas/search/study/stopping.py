@@ -9,7 +9,7 @@ from nas.core.space import StopRules
 from nas.core.trial import Event
 from nas.core.units import show_share
 from nas.search.proposers import is_exhausted
-from nas.search.study.events import Closed, Expected, elapsed, expectations, notes
+from nas.search.study.events import Closed, Expected, closing, elapsed, expectations
 from nas.search.study.ledger import Ledger
 
 _IN_A_ROW = 3
@@ -34,7 +34,7 @@ class StoppingRules:
     def recall(self, log: list[Event]) -> None:
         """Restores the state from the log of earlier launches."""
         self._expected = expectations(log)
-        self._logged = next(reversed(notes(log, Closed)), None)
+        self._logged = closing(log)
         self._before_s = next(reversed(elapsed(log)), 0.0)
 
     def expect(self, trial: int, expected: Expected) -> None:

@@ -5,7 +5,7 @@ weights:
 
     rms_norm_eps e        Our epsilon is E = 1e-5. With c = sqrt(E / e), RMSNorm(c x; E) = RMSNorm(x; e). So the
                           embedding and every projection into the residual stream are multiplied by c, and the
-                          projections in front of QK-norm, too.
+                          projections in front of QK-norm, too; those in front of norms of latents by one of their own.
     embedding_multiplier  on the embedding; residual_multiplier and routed_scaling_factor on those projections
     attention_multiplier  times sqrt(head_dim) on the queries, since we divide scores by sqrt(head_dim); with QK-norm on
                           its gain. query_pre_attn_scalar of Gemma is 1 / attention_multiplier^2.
@@ -32,6 +32,8 @@ from nas.train.adapt.gguf_model import TheirTensors
 
 EPS = 1e-5
 """Epsilon of every norm of `nas.model.nn.model`."""
+_LATENT_NORM = math.sqrt(EPS / 1e-6)
+"""In front of norms of latents, whose epsilon is that of transformers' classes, not the configuration's."""
 MOST_SHARE = 2.0
 """A share of a head that no check lets pass, for those above 1."""
 _INTO_RESIDUAL = ("o.weight", "out.weight", "down.weight")
@@ -299,12 +301,14 @@ class Constants:
         residual: times what blocks add.
         attention: times products of queries and keys; None: 1 / sqrt(head_dim).
         logits: what logits are divided by.
+        experts: times what the experts add that are chosen.
     """
 
     embedding: float = 1.0
     residual: float = 1.0
     attention: float | None = None
     logits: float = 1.0
+    experts: float = 1.0
 
     @staticmethod
     def of_granite(options: Options) -> Constants:
@@ -338,18 +342,22 @@ def trained_model(
     embedding, residual = norm * constants.embedding, norm * constants.residual
     # Without a norm in front, blocks read the stream as it is.
     read = 1 / norm if layout.norms == "behind" else 1.0
-    routed = options.number("routed_scaling_factor", 1.0) if options.get("model_type") == "lfm2_moe" else 1.0
-    factors: dict[str, float] = {"embed.weight": embedding}
+    factors: dict[str, Any] = {"embed.weight": embedding}
     factors["norm.weight"] = 1 / ((embedding if layout.tied else 1.0) * constants.logits)
     for i, layer in enumerate(layout.layers):
         places = [(block, "mixer", f"layers.{i}.mixers.{j}") for j, block in enumerate(layer.mixers)]
         for block, part, prefix in [*places, *([(layer.ffn, "ffn", f"layers.{i}.ffn")] if layer.ffn else [])]:
             added = residual if layout.norms == "before" else norm  # times the gain of the norm behind
-            added *= routed if block.kind == "moe" else 1.0
             factors[f"layers.{i}.{part}_out_norm.weight"] = residual
             factors |= {f"{prefix}.{name}": added for name in _INTO_RESIDUAL}
-            if block.kind == "moe" and block.get("softmax"):
-                factors |= {f"{prefix}.bias.weight": 0.0, f"{prefix}.shared.down.weight": added}
+            if block.kind == "moe":
+                factors[f"{prefix}.down.weight"] = added * constants.experts
+                factors[f"{prefix}.shared.down.weight"] = added
+                factors[f"{prefix}.bias.weight"] = 0.0 if block.get("softmax") else 1.0
+            if block.kind == "mla":
+                latent, turned = block.int("latent"), block.resolve(layout.d_model).int("rope_dim")
+                factors[f"{prefix}.q_down.weight"] = _LATENT_NORM
+                factors[f"{prefix}.kv_down.weight"] = (_LATENT_NORM,) * latent + (1.0,) * turned
             factors |= {f"{prefix}.{name}.weight": read for name in ("v", "gate", "up")}
             if block.kind in ("gqa", "swa"):
                 size = block.resolve(layout.d_model).int("head_dim")

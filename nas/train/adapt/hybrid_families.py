@@ -113,7 +113,15 @@ def _granite_layer(layer: Layer) -> LayerNames:
     }
 
 
-_NEMOTRON = {
+_HALVES = {
+    "mamba": (
+        *(weight_name(name, f"mixer.{name}") for name in ("in_proj", "x_proj", "dt_proj")),
+        TensorName(("conv.weight",), "mixer.conv1d.weight", tap_axis=True),
+        TensorName(("conv.bias",), "mixer.conv1d.bias"),
+        TensorName(("dt_bias",), "mixer.dt_proj.bias"),
+        *(TensorName((name,), f"mixer.{name}") for name in ("A_log", "D")),
+        weight_name("out", "mixer.out_proj"),
+    ),
     "mamba2": tuple(replace(name, theirs=name.theirs.replace("mamba.", "mixer.")) for name in _GRANITE_MAMBA),
     "gqa": tuple(weight_name(name, f"mixer.{name}_proj") for name in "qkvo"),
     "relu2": tuple(weight_name(name, f"mixer.{name}_proj") for name in ("up", "down")),
@@ -148,7 +156,7 @@ def _nemotron_h(options: Options) -> TrainedModel:
         halves["mamba2"] = Layer((mamba,))
     layers = [halves[kind] for kind in kinds if kind in halves] or [halves["gqa"]]
     layout = Layout.of(d_model, options.whole("vocab_size"), layers, tied=options.tied(False))
-    return trained_model(options, layout, _names(layout, map(_nemotron_layer, layout.layers), "norm_f"), eps)
+    return trained_model(options, layout, _names(layout, map(_half_layer, layout.layers), "norm_f"), eps)
 
 
 def _inner(inner: int, d_model: int) -> dict[str, int]:
@@ -224,25 +232,122 @@ def _falcon_h1_layer(mamba: Block, attention: Block) -> LayerNames:
     }
 
 
-def _mamba2(options: Options) -> TrainedModel:
-    """Reads layers of Mamba-2 alone."""
+def _mamba(options: Options) -> TrainedModel:
+    """Reads layers of Mamba, or of Mamba-2, alone."""
     d_model, depth, vocab = model_size(options)
+    second = options.get("model_type") == "mamba2"
     options.activation()
     options.refuse(options.flag("use_bias"), "biases (use_bias)")
-    options.refuse(not options.flag("use_conv_bias", True), "Mamba-2 without bias in its convolution")
-    _unlimited(options)
+    options.refuse(not options.flag("use_conv_bias", True), "Mamba without bias in its convolution")
     eps = options.number("layer_norm_epsilon", EPS)
-    options.refuse(eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
+    shape = {"expand": options.whole("expand", 2), "conv": options.taps("conv_kernel")}
+    if second:
+        _unlimited(options)
+        options.refuse(eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
+        shape |= {"state": options.whole("state_size", 128), "heads": options.whole("num_heads", 128)}
+        mixer = Block.of("mamba2", groups=options.whole("n_groups", 8), **shape)
+    else:
+        inner = options.whole("intermediate_size", shape["expand"] * d_model)
+        options.refuse(inner != shape["expand"] * d_model, f"Mamba of inner width {inner}, other than by expand")
+        if options.get("time_step_rank", "auto") != "auto":
+            shape["rank"] = options.whole("time_step_rank")
+        mixer = Block.of("mamba", state=options.whole("state_size", 16), **shape)
+    layout = Layout.of(d_model, vocab, [Layer((mixer,))] * depth, tied=options.tied(not second))
+    return trained_model(options, layout, _names(layout, map(_half_layer, layout.layers), "norm_f"), eps)
+
+
+def _latent(options: Options) -> TrainedModel:
+    """Reads multi-head latent attention; behind the first layers of DeepSeek-V3 feed-forwards are mixtures."""
+    d_model, depth, vocab = model_size(options)
+    options.activation()
+    for name in ("attention_bias", "mlp_bias"):
+        options.refuse(options.flag(name), f"biases ({name})")
+    rope = options.rope()
+    options.refuse(len(rope) > 1, "scaled RoPE in latent attention")
     mixer = Block.of(
-        "mamba2",
-        state=options.whole("state_size", 128),
-        heads=options.whole("num_heads", 128),
-        expand=options.whole("expand", 2),
-        conv=options.taps("conv_kernel"),
-        groups=options.whole("n_groups", 8),
+        "mla",
+        heads=options.whole("num_attention_heads"),
+        latent=options.whole("kv_lora_rank", 512),
+        head_dim=options.whole("v_head_dim", 128),
+        nope_dim=options.whole("qk_nope_head_dim", 128),
+        rope_dim=options.whole("qk_rope_head_dim", 64),
+        query=options.whole("q_lora_rank", 1536) if options.given("q_lora_rank") else 0,
+        rope_theta=rope["rope_theta"],
     )
-    layout = Layout.of(d_model, vocab, [Layer((mixer,))] * depth, tied=options.tied(False))
-    return trained_model(options, layout, _names(layout, map(_nemotron_layer, layout.layers), "norm_f"), eps)
+    dense, experts = Block.of("swiglu", width=options.whole("intermediate_size")), options.get("model_type") != "youtu"
+    lead = options.whole("first_k_dense_replace", 3) if experts else depth
+    mixture = _grouped_experts(options) if lead < depth else dense
+    layers = [Layer((mixer,), dense if i < lead else mixture) for i in range(depth)]
+    layout = Layout.of(d_model, vocab, layers, tied=options.tied(not experts))
+    constants = Constants(experts=options.number("routed_scaling_factor", 2.5) if experts else 1.0)
+    pairs = options.flag("rope_interleave", True)
+    named = (_latent_layer(mixer.resolve(d_model), layer.ffn, pairs) for layer in layout.layers)
+    return trained_model(options, layout, _names(layout, named), options.number("rms_norm_eps", 1e-6), constants)
+
+
+def _grouped_experts(options: Options) -> Block:
+    options.refuse(options.whole("n_group", 8) > 1, "groups of experts")
+    count = "n_routed_experts" if options.get("n_routed_experts") is not None else "num_local_experts"
+    return Block.of(
+        "moe",
+        experts=options.whole(count, 256),
+        top_k=options.whole("num_experts_per_tok", 8),
+        width=options.whole("moe_intermediate_size", 2048),
+        shared=options.whole("n_shared_experts", 1),
+        norm_topk=options.flag("norm_topk_prob", True),
+    )
+
+
+def _latent_layer(mla: Block, ffn: Block | None, pairs: bool) -> LayerNames:
+    """Returns the tensors of a layer; pairs: whether RoPE turns neighbouring numbers."""
+    assert ffn is not None
+    heads, latent, value, nope, turned = (
+        mla.int(name) for name in ("heads", "latent", "head_dim", "nope_dim", "rope_dim")
+    )
+    order = (*range(0, turned, 2), *range(1, turned, 2)) if pairs else range(turned)
+    query = replace(
+        weight_name("q_up", "self_attn.q_b_proj") if mla.int("query") else weight_name("q", "self_attn.q_proj"),
+        order=(*range(nope), *(nope + i for i in order)),
+    )
+    ranks = (weight_name("q_down", "self_attn.q_a_proj"), weight_name("q_norm", "self_attn.q_a_layernorm"))
+    # Keys and values of a head are neighbours there.
+    size = nope + value
+    keys, values = (
+        [head * size + i for head in range(heads) for i in part] for part in (range(nope), range(nope, size))
+    )
+    if ffn.kind == "moe":
+        feeding = [
+            weight_name("router", "mlp.gate"),
+            TensorName(("bias.weight",), "mlp.gate.e_score_correction_bias"),
+            TensorName(("gate.weight", "up.weight"), "mlp.experts.gate_up_proj"),
+            TensorName(("down.weight",), "mlp.experts.down_proj"),
+        ]
+        if ffn.int("shared"):
+            feeding += [weight_name(f"shared.{part}", f"mlp.shared_experts.{part}_proj") for part in _FFN]
+    else:
+        feeding = list(stock_names(ffn))
+    return {
+        "": _NORMS,
+        ".mixers.0": [
+            *(ranks if mla.int("query") else ()),
+            query,
+            replace(
+                weight_name("kv_down", "self_attn.kv_a_proj_with_mqa"),
+                order=(*range(latent), *(latent + i for i in order)),
+            ),
+            weight_name("kv_norm", "self_attn.kv_a_layernorm"),
+            TensorName(
+                ("k_up.weight", "v_up.weight"),
+                "self_attn.kv_b_proj.weight",
+                axis=0,
+                sizes=(heads * nope, heads * value),
+                order=(*keys, *values),
+                transposed=heads,
+            ),
+            weight_name("o", "self_attn.o_proj"),
+        ],
+        ".ffn": feeding,
+    }
 
 
 def _nemotron_kinds(options: Options) -> list[str]:
@@ -264,11 +369,11 @@ def _nemotron_kinds(options: Options) -> list[str]:
     return [valid.get(str(name), "") for name in names]
 
 
-def _nemotron_layer(layer: Layer) -> LayerNames:
+def _half_layer(layer: Layer) -> LayerNames:
     block = layer.mixers[0] if layer.mixers else layer.ffn
     assert block is not None
     norm, place = ("mixer_norm", ".mixers.0") if layer.mixers else ("ffn_norm", ".ffn")
-    return {"": [weight_name(norm, "norm")], place: _NEMOTRON[block.kind]}
+    return {"": [weight_name(norm, "norm")], place: _HALVES[block.kind]}
 
 
 def _lfm2(options: Options) -> TrainedModel:
@@ -292,7 +397,8 @@ def _lfm2(options: Options) -> TrainedModel:
     names = () if options.missing else tuple(tensor_names(layout))
     if moe and not options.flag("use_expert_bias", True):
         options.missing.append("experts without a bias (use_expert_bias)")
-    return trained_model(options, layout, names, options.number("norm_eps", EPS))
+    constants = Constants(experts=options.number("routed_scaling_factor", 1.0) if moe else 1.0)
+    return trained_model(options, layout, names, options.number("norm_eps", EPS), constants)
 
 
 def _lfm3(options: Options) -> TrainedModel:
@@ -475,7 +581,9 @@ def _lfm2_experts(options: Options) -> Block:
 
 HYBRIDS: dict[str, Callable[[Options], TrainedModel]] = {
     "falcon_h1": _falcon_h1,
-    "mamba2": _mamba2,
+    "deepseek_v3": _latent,
+    "mamba": _mamba,
+    "mamba2": _mamba,
     "nemotron_h": _nemotron_h,
     "granitemoehybrid": _granite_hybrid,
     "lfm2": _lfm2,
@@ -483,5 +591,6 @@ HYBRIDS: dict[str, Callable[[Options], TrainedModel]] = {
     "lfm3": _lfm3,
     "qwen3_5": _qwen3_5,
     "qwen3_5_text": _qwen3_5,
+    "youtu": _latent,
 }
 """transformers' `model_type` -> reader of its configuration."""

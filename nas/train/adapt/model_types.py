@@ -15,8 +15,6 @@ _UNGATED = "feed-forwards without a gate"
 _BESIDE = "mixer and feed-forward beside each other in a layer"
 _BIASES = "biases on every projection"
 _LEARNED = "learned positions"
-_MAMBA_1 = "Mamba-1 layers"
-_LATENT = "the tensors of latent attention (layouts have it, its import is missing)"
 
 
 class ModelType(NamedTuple):
@@ -44,7 +42,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "cohere": ModelType("Aya 23 8B", (_PLAIN_LAYER_NORM, _BESIDE)),
     "cohere2": ModelType("Tiny Aya (3.3B)", (_PLAIN_LAYER_NORM, _BESIDE)),
     "ctrl": ModelType("CTRL (1.6B)", ("positions of sines added to the embedding", _LAYER_NORM, _UNGATED, _BIASES)),
-    "deepseek_v3": ModelType("DeepSeek-V3", (_LATENT, "groups of experts")),
+    "deepseek_v3": ModelType("Moonlight 16B-A3B"),
     "diffllama": ModelType("DiffLlama 0.3B", ("differential attention",)),
     "doge": ModelType("Doge 320M", ("masks that the values choose", "weights on the residual stream")),
     "ernie4_5": ModelType("ERNIE 4.5 0.3B"),
@@ -78,14 +76,14 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "helium": ModelType("Helium 1 2B"),
     "hrm_text": ModelType("HRM-Text 1B", ("stacks of layers that run several times in turns",)),
     "hunyuan_v1_dense": ModelType("Hunyuan 0.5B", ("QK-norm behind RoPE",)),
-    "jamba": ModelType("Jamba Reasoning 3B", (_MAMBA_1,)),
+    "jamba": ModelType("Jamba Reasoning 3B", ("norms of step sizes, B and C in Mamba",)),
     "lfm2": ModelType("LFM2.5 350M"),
     "lfm2_moe": ModelType("LFM2 8B-A1B"),
     "lfm3": ModelType("LFM3 1.7B"),
     "llama": ModelType("Llama 3.2 1B, SmolLM2"),
-    "mamba": ModelType("Mamba 130M", (_MAMBA_1,)),
+    "mamba": ModelType("Mamba 130M"),
     "mamba2": ModelType("Mamba-2 130M"),
-    "minicpm3": ModelType("MiniCPM3 4B", (_LATENT,)),
+    "minicpm3": ModelType("MiniCPM3 4B", ("RoPE of type 'longrope' in latent attention",)),
     "ministral3": ModelType("Ministral 3 3B", ("queries multiplied by a function of their position",)),
     "mistral": ModelType("Danube 1.8B"),
     "mixtral": ModelType("Mixtral 8x7B"),
@@ -117,7 +115,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "starcoder2": ModelType("StarCoder2 3B", (_LAYER_NORM, _UNGATED)),
     "vaultgemma": ModelType("VaultGemma 1B"),
     "xglm": ModelType("XGLM 564M", ("positions of sines added to the embedding", _LAYER_NORM, _UNGATED, _BIASES)),
-    "youtu": ModelType("Youtu-LLM 2B", (_LATENT,)),
+    "youtu": ModelType("Youtu-LLM 2B"),
     "zamba2": ModelType("Zamba2 1.2B", ("layers shared with adapters of their own",)),
 }
 """transformers' `model_type` -> what it is."""
