@@ -205,7 +205,7 @@ def measure(folder: Path, sizes: Sizes) -> None:
     """Writes figures of requests with a picture, by model and tokens of it, to `latency.json`, as they come."""
     os.environ["NAS_HOME"] = str(folder / "home")
     path, model, projector = folder / "latency.json", folder / "seeing.gguf", folder / "mmproj-seeing.gguf"
-    write_gguf_model(folder / "seed0" / "joint", "q8_0", model, projector, "seeing")
+    write_gguf_model(folder / "seed0" / "joint", VISION, "q8_0", model, projector, "seeing")
     small = Workload(prompt=16, gen=16, images=1, image_height=_SIDE, image_width=_SIDE)
     large = small.model_copy(update={"image_height": 512, "image_width": 512})
     shared: dict[str, Any] = {"runtime": "llama.cpp", "quantisation": None, "device": "local"}

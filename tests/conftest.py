@@ -191,6 +191,14 @@ def llama_build() -> Build:
 
 
 @pytest.fixture(scope="session")
+def image_build() -> Build:
+    """The same with libmtmd, which reads images and sound."""
+    from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+
+    return LLAMA_CPP.build(log=print, images=True)
+
+
+@pytest.fixture(scope="session")
 def patched_build() -> Build:
     """The same with our patches, which layouts beyond the stock architectures need."""
     from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP

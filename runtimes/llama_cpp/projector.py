@@ -1,8 +1,12 @@
-"""The second file of a model that reads images: encoder and connector, as llama.cpp's mtmd reads them ("mmproj")."""
+"""The second file of a model that reads images or sound, encoder and connector as llama.cpp's mtmd reads it ("mmproj").
+
+Keys, names and types are those of llama.cpp's own converter, for LFM2-VL and for LFM2-Audio.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gguf import GGUFType, GGUFWriter, LlamaFileType, VisionProjectorType
@@ -14,10 +18,10 @@ from nas.measure.runtimes.llama_cpp.writer import QUANTISATION_VERSION, header_b
 from nas.measure.runtimes.writing import Written, replacing, write_drawn
 
 POSITION_TABLE = "v.position_embd.weight"
-"""Which stays float32 beside matrices in float16."""
+_FULL = re.compile(r"position_embd|conv")
 _IMAGE_SIZE = 256
 """Which the converter writes for want of one: frames have any size."""
-_NORM_EPS = 1e-6
+_NORM_EPS, _SOUND_EPS = 1e-6, 1e-5
 _MEAN = _STD = (0.5, 0.5, 0.5)
 
 
@@ -31,7 +35,7 @@ def describe(
     mean: tuple[float, ...] = _MEAN,
     std: tuple[float, ...] = _STD,
 ) -> None:
-    """Adds the keys of a tower, as llama.cpp's own converter does for LFM2-VL; a file limits no image's tokens.
+    """Adds the keys of a tower of images; a file limits no image's tokens.
 
     Args:
         writer: of the file, opened for the architecture "clip".
@@ -42,9 +46,7 @@ def describe(
         mean: of pixels, for each colour.
         std: likewise.
     """
-    writer.add_type(GGUFType.MMPROJ)
-    writer.add_file_type(LlamaFileType.MOSTLY_F16 if half else LlamaFileType.ALL_F32)
-    writer.add_quantization_version(QUANTISATION_VERSION)
+    _describe_file(writer, half=half)
     writer.add_clip_has_vision_encoder(True)
     writer.add_clip_projector_type(VisionProjectorType.LFM2)
     writer.add_vision_projection_dim(d_model)
@@ -61,6 +63,44 @@ def describe(
     writer.add_vision_image_std(list(std))
 
 
+def describe_sound(
+    writer: GGUFWriter, d_model: int, *, width: int, layers: int, heads: int, ffn: int, bands: int, half: bool
+) -> None:
+    """Adds the keys of a tower of sound.
+
+    Args:
+        writer: of the file, opened for the architecture "clip".
+        d_model: width of the language model.
+        width: of the encoder.
+        layers: of the encoder.
+        heads: of its attention.
+        ffn: width of its feed-forwards.
+        bands: of the features.
+        half: whether matrices are float16.
+    """
+    _describe_file(writer, half=half)
+    writer.add_clip_has_audio_encoder(True)
+    writer.add_clip_projector_type(VisionProjectorType.LFM2A)
+    writer.add_audio_projection_dim(d_model)
+    writer.add_audio_embedding_length(width)
+    writer.add_audio_feed_forward_length(ffn)
+    writer.add_audio_block_count(layers)
+    writer.add_audio_head_count(heads)
+    writer.add_audio_num_mel_bins(bands)
+    writer.add_audio_attention_layernorm_eps(_SOUND_EPS)
+
+
+def _describe_file(writer: GGUFWriter, *, half: bool) -> None:
+    writer.add_type(GGUFType.MMPROJ)
+    writer.add_file_type(LlamaFileType.MOSTLY_F16 if half else LlamaFileType.ALL_F32)
+    writer.add_quantization_version(QUANTISATION_VERSION)
+
+
+def is_matrix(tensor: str, shape: Sequence[int]) -> bool:
+    """Returns whether a tensor is float16 in a file of half precision; others are float32 in every file."""
+    return len(shape) > 1 and tensor.endswith(".weight") and not _FULL.search(tensor)
+
+
 def write_random_projector(
     tower: Tower, d_model: int, seed: int, path: Path, *, half: bool = True, recipe: bool = False
 ) -> Written:
@@ -70,7 +110,7 @@ def write_random_projector(
         InfrastructureFailed: the file cannot be written.
     """
     stored = [
-        (tensor, Type.F16 if half and len(tensor.shape) > 1 and tensor.name != POSITION_TABLE else Type.F32)
+        (tensor, Type.F16 if half and is_matrix(tensor.name, tensor.shape) else Type.F32)
         for tensor in tower_tensors(tower, d_model)
     ]
     with replacing(path) as partial:

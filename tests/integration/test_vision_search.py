@@ -20,12 +20,6 @@ from nas.measure.runtimes.llama_cpp.variants import Build
 LAYOUT = "d64 v256 tower=64x2:heads=2:connector=64:{} ffn=swiglu:64 [C3 A4/2 C3]"
 
 
-@pytest.fixture(scope="session")
-def image_build() -> Build:
-    """The stock build that reads images: compiled once (some minutes), then found in the user's cache."""
-    return LLAMA_CPP.build(log=print, images=True)
-
-
 @pytest.mark.exhaustive  # one to two minutes
 def test_a_launch_ends_with_a_front_of_quality_and_latency(tmp_path: Path) -> None:
     lab = Lab(tmp_path / "lab", program=WITHOUT_RAY)

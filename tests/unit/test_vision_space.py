@@ -48,7 +48,7 @@ from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import raw
 from nas.testing.inline_study import trained as made_up
 from nas.train.scaling.source import study_origin
-from nas.train.towers.gguf import projector_tensors
+from nas.train.towers.gguf import image_tensors
 from nas.train.towers.images import FrameSettings, cut_of
 from nas.train.towers.vision import VisionShape
 
@@ -216,7 +216,7 @@ def test_a_layout_with_a_tower_is_two_files(tmp_path: Path) -> None:
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, projector_hidden_size=32,
         patch_size=8,
     )  # fmt: skip
-    theirs = projector_tensors(shape.tower(64), 8)
+    theirs = image_tensors(shape.tower(64), 8)
     assert {tensor.name: tensor.shape for tensor in tower_tensors(shape.layout(), 64)} == {
         name: values.shape for name, values in theirs.items()
     }

@@ -95,7 +95,9 @@ def scores(
 def gguf(
     model: Annotated[
         Path,
-        typer.Argument(help="Folder of a late-interaction model, or one that reads images.", show_default=False),
+        typer.Argument(
+            help="Folder of a late-interaction model, or one that reads images or sound.", show_default=False
+        ),
     ],
     output: OutputOption,
     quantisation: Annotated[
@@ -103,27 +105,24 @@ def gguf(
     ] = "q4_0",
     json: JsonFlag = False,
 ) -> None:
-    """Write a late-interaction model, or one that reads images, for llama.cpp.
+    """Write a late-interaction model, or one that reads images or sound, for llama.cpp.
 
     `nas family index` and `search` take the GGUF file of a late-interaction model in place of the folder. Encoder and
-    connector of a model that reads images are a second file beside it, mmproj-OUTPUT, in float16, or in float32 with
-    `-q f32`: llama.cpp's programs take it as --mmproj.
+    connector of a model that reads images or sound are a second file beside it, mmproj-OUTPUT, in float16, or in
+    float32 with `-q f32`: llama.cpp's programs take it as --mmproj.
     """
-    from nas.train.towers.release import has_tower
-    from nas.train.towers.vision import VISION
+    from nas.train.towers.release import modality_of
 
     files = [output]
-    if has_tower(model, VISION):
-        from nas.train.towers.gguf import PROJECTOR, differences, write_gguf_model
+    if modality := modality_of(model):
+        from nas.train.towers.gguf import PROJECTOR, differences, question, write_gguf_model
 
         files.append(output.with_name(PROJECTOR.format(output.name)))
         with output_file(files[0], reads=[model]) as file, output_file(files[1], reads=[model]) as projector:
-            *written, frames = write_gguf_model(model, quantisation, file, projector, output.stem)
-        for difference in differences(frames):
-            say(f"llama.cpp processes images in another way than in training: {difference}")
-        command = ["llama-mtmd-cli", "-m", *files[:1], "--mmproj", *files[1:], "--image", "IMAGE", "-p", "QUESTION"]
-        tokens = ["--image-min-tokens", frames.min_image_tokens, "--image-max-tokens", frames.max_image_tokens]
-        say(f"next: {shlex.join(map(str, command + tokens))}")
+            *written, whole = write_gguf_model(model, modality, quantisation, file, projector, output.stem)
+        for difference in differences(whole):
+            say(f"llama.cpp: {difference}")
+        say(f"next: {shlex.join(question(whole, *files))}")
     else:
         from nas.train.retrieval.gguf import write_gguf_retriever
 

@@ -12,11 +12,8 @@ from nas.core.family import FamilyRecord
 from nas.train.posttrain.merging import MergeSettings, merge
 from nas.train.release.model_tokenizer import CONFIG, GENERATION, MODEL, TEMPLATE
 from nas.train.release.shards import SINGLE
-from nas.train.towers.audio import AUDIO
 from nas.train.towers.codec import copy_codec
-from nas.train.towers.modality import Modality
-from nas.train.towers.release import CODEC, PROCESSOR, TowerFolder, has_tower
-from nas.train.towers.vision import VISION
+from nas.train.towers.release import CODEC, PROCESSOR, TowerFolder, modality_of
 
 RECORD = "merge.json"
 _ALIKE = (MODEL, "tokenizer.json")
@@ -58,7 +55,11 @@ def merge_runs(folders: Sequence[Path], base: Path | None, settings: MergeSettin
     sources = [*folders, *([] if base is None else [base])]
     if output.resolve() in [folder.resolve() for folder in sources]:
         raise InvalidInput("is one of the folders that are merged", where="--output")
-    modality = _modality_of(folders[0])
+    modality = modality_of(folders[0])
+    if modality is None:
+        raise InvalidInput(
+            "no model with a tower: `nas family vision` and `audio` write such folders", where=str(folders[0])
+        )
     for folder in sources:
         TowerFolder.read(folder, modality)
         if not (folder / SINGLE).is_file():
@@ -82,10 +83,3 @@ def merge_runs(folders: Sequence[Path], base: Path | None, settings: MergeSettin
     )
     write_durably(output / RECORD, record.model_dump_json(indent=1).encode())
     return record
-
-
-def _modality_of(folder: Path) -> Modality:
-    for modality in (VISION, AUDIO):
-        if has_tower(folder, modality):
-            return modality
-    raise InvalidInput("no model with a tower: `nas family vision` and `audio` write such folders", where=str(folder))

@@ -95,10 +95,21 @@ class MultimodalModel:
     context: int
 
 
-def has_tower(folder: Path, modality: Modality) -> bool:
-    """Returns whether a folder of transformers holds a model with a tower of that modality."""
-    types = (modality.own_type, *(modality.stock or ())[:1])
-    return (folder / MODEL).is_file() and read_json(folder / MODEL, _MOST_BYTES).get("model_type") in types
+def modality_of(folder: Path) -> Modality | None:
+    """Returns what the tower of a model in a folder of transformers reads; None: there is none.
+
+    Packages of towers are extras: those of other towers are not needed.
+    """
+    kind = read_json(folder / MODEL, _MOST_BYTES).get("model_type") if (folder / MODEL).is_file() else None
+    if kind in ("hilnas_vl", "lfm2_vl"):
+        from nas.train.towers.vision import VISION
+
+        return VISION
+    if kind == "hilnas_audio":
+        from nas.train.towers.audio import AUDIO
+
+        return AUDIO
+    return None
 
 
 def tower_tokenizer(
@@ -306,7 +317,7 @@ class TowerFolder:
             Unsupported: the tower is another one.
         """
         where = str(folder / MODEL)
-        if not folder.is_dir() or not has_tower(folder, modality):
+        if not folder.is_dir() or modality_of(folder) != modality:
             raise InvalidInput(
                 f"no model of {modality.noun}s and text: `nas family {modality.name}` writes such a folder",
                 where=str(folder),

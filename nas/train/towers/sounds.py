@@ -1,7 +1,8 @@
 """Sound: WAV and FLAC files read by libsndfile within limits, and their log-mel features.
 
 Features are those of transformers' ParakeetFeatureExtractor (LFM2 report, section 6.1.1): 16 kHz, one channel, a window
-of 25 ms every 10 ms, mel bands, and each band of a sound with mean 0 and standard deviation 1 over the sound.
+of 25 ms every 10 ms, mel bands, and each band of a sound with mean 0 and standard deviation 1 over the sound. One more
+row, which is 0, ends a sound: the encoder reads it, as those of LFM2-Audio and llama.cpp do.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.signal import resample_poly  # type: ignore[import-untyped]
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers.audio_utils import mel_filter_bank
 
@@ -88,7 +90,7 @@ class SoundSettings(Processor):
         return {"feature_extractor": {**_EXTRACTOR, "padding_value": 0.0, **self.model_dump()}}
 
     def text(self, file: MediaFile) -> str:
-        return SOUND * math.ceil(file.size[0] // _HOP / self.subsampling_factor)
+        return SOUND * math.ceil((file.size[0] // _HOP + 1) / self.subsampling_factor)
 
     def inputs(self, files: Sequence[MediaFile]) -> tuple[Tensor, ...]:
         """Returns features [N, T, bands], padded with zeros, and the number of each sound's, [N]."""
@@ -198,11 +200,12 @@ def _bands(count: int) -> Tensor:
 
 
 def features_of(samples: Tensor, bands: int) -> Tensor:
-    """Returns log-mel features [T / 160, bands] of samples [T] at 16 kHz."""
+    """Returns log-mel features [T / 160 + 1, bands] of samples [T] at 16 kHz; the last row is 0."""
     emphasised = torch.cat([samples[:1], samples[1:] - _EMPHASIS * samples[:-1]])
     window = torch.hann_window(_WINDOW, periodic=False)
     spectrum = torch.stft(emphasised, _FFT, _HOP, _WINDOW, window, pad_mode="constant", return_complex=True)
     power = spectrum.real.square() + spectrum.imag.square()
     rows = torch.log(_bands(bands) @ power + _LEAST_POWER).T[: len(samples) // _HOP]
     wide = rows.double()  # in single precision the mean of silence would not be its value
-    return ((wide - wide.mean(0)) / (wide.std(0) + _LEAST_DEVIATION)).float()
+    normalised = (wide - wide.mean(0)) / (wide.std(0) + _LEAST_DEVIATION)
+    return pad(normalised.float(), (0, 0, 0, 1))

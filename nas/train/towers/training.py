@@ -52,8 +52,8 @@ from nas.train.towers.release import (
     MultimodalModel,
     TowerFolder,
     encoder_shape,
-    has_tower,
     load_encoder,
+    modality_of,
     speech_tokens,
     tower_tokenizer,
     with_head,
@@ -62,7 +62,7 @@ from nas.train.towers.release import (
 )
 from nas.train.towers.speech import SpeechShape, SpeechTokens, woven
 
-TRAINER_VERSION = 2
+TRAINER_VERSION = 3
 """Part of keys: increase it with every change after which the same training gives other numbers."""
 
 Stage = Literal["connector", "mid", "joint"]
@@ -237,7 +237,7 @@ class _Start(NamedTuple):
         shape = settings.tower if encoder is None else encoder_shape(encoder, settings.tower, modality)
         place: TowerFolder | None = None
         text: StartModel | None = None
-        if folder.is_dir() and has_tower(folder, modality):
+        if folder.is_dir() and modality_of(folder) == modality:
             place = TowerFolder.read(folder, modality)
             codec = folder / CODEC if place.speech is not None and codec is None else codec
             hashes = [sha256_of(file) for file in shard_files(folder)]
