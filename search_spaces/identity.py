@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from nas.core.canonical import content_hash
-from nas.core.space import SearchSpace
+from nas.core.space import VECTORS, SearchSpace
 
 
 def space_json(space: SearchSpace) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
         del data["model"]["norms"]
     if space.task == "generation":
         del data["task"]
-    if space.task != "retrieval":
+    if space.task not in VECTORS:
         del data["model"]["vectors"]
     if space.task != "vision":
         del data["model"]["tower"]

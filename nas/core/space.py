@@ -37,8 +37,8 @@ from nas.core.tower import Tower
 from nas.core.units import parse_count, parse_limit
 from nas.core.workload import Workload
 
-VECTORS = 128
-"""Width of token vectors where a space of retrieval names none; that of LFM2-ColBERT."""
+VECTORS = {"retrieval": 128, "detokenization": 1282}
+"""Width of the vectors of spaces that name none: of tokens in LFM2-ColBERT, of spectra in LFM2-Audio's detokenizer."""
 DENSE = "swiglu"
 """The feed-forward of leading dense layers, as in lfm2moe."""
 WeightCount = Annotated[int, BeforeValidator(parse_count)]
@@ -135,7 +135,9 @@ class ModelSpace(Strict):
     depth: Knob = Field(description="number of layers")
     vocab: Knob = Field(description="rows of the embedding table")
     vectors: Knob = Field(
-        Knob(choices=(0,)), description="width of token vectors, under `task: retrieval`; 128 where left out there"
+        Knob(choices=(0,)),
+        description="width of token vectors, under `task: retrieval`, 128 where left out; of spectra, under"
+        " `task: detokenization`, 1,282",
     )
     tower: TowerKnob = Field(TowerKnob(), description="what reads images, under `task: vision`: encoder and connector")
     tied: bool = Field(True, description="whether the output head is the embedding table")
@@ -348,10 +350,11 @@ class SearchSpace(Strict):
     v: Literal[1] = Field(1, description="version of this format")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="what studies of this space are listed under")
     doc: str = Field("", description="what the space is for; its first line is shown in lists")
-    task: Literal["generation", "retrieval", "vision"] = Field(
+    task: Literal["generation", "retrieval", "vision", "detokenization"] = Field(
         "generation",
-        description="what models are for: to generate text, to find documents by a vector for each token, or to answer"
-        " questions about images. Workloads of retrieval encode a text of `prompt` tokens, those of vision have an"
+        description="what models are for: to generate text, to find documents by a vector for each token, to answer"
+        " questions about images, or to make spectra of codes of sound. Workloads of retrieval encode a text of"
+        " `prompt` tokens, those of detokenization `prompt` positions, those of vision have an"
         " image in front of it unless they say otherwise; quality is of tasks of that kind, and references get the"
         " widest vectors, or the first tower, unless they name some",
     )
@@ -466,43 +469,43 @@ class SearchSpace(Strict):
 
     def _task_problems(self) -> Iterator[InitErrorDetails]:
         """Finds parts that are of another task than the space's."""
-        retrieval, vision = self.task == "retrieval", self.task == "vision"
+        encodes, vision = self.task in VECTORS, self.task == "vision"
         for part, layouts in (
             ("layouts", dict(enumerate(map(Layout.parse, self.layouts)))),
             ("references", self.references.layouts()),
         ):
             for place, layout in layouts.items():
-                if bool(layout.vectors) is not retrieval:
-                    yield problem((part, place), InvalidInput(_vectors_problem(retrieval)))
+                if bool(layout.vectors) is not encodes:
+                    yield problem((part, place), InvalidInput(_vectors_problem(encodes)))
                 elif bool(layout.tower) is not vision:
                     yield problem((part, place), InvalidInput(_tower_problem(vision)))
-        if any(bool(choice) is not retrieval for choice in self.model.vectors.choices):
-            yield problem(("model", "vectors"), InvalidInput(_vectors_problem(retrieval)))
+        if any(bool(choice) is not encodes for choice in self.model.vectors.choices):
+            yield problem(("model", "vectors"), InvalidInput(_vectors_problem(encodes)))
         if bool(self.model.tower.choices) is not vision:
             yield problem(("model", "tower"), InvalidInput(_tower_problem(vision)))
         for name, workload in self.workloads.items():
-            if workload.encodes is not retrieval:
-                what = "encode a text: leave `gen` out" if retrieval else "decode: give `gen` of 1 or more"
+            if workload.encodes is not encodes:
+                what = "encode a text: leave `gen` out" if encodes else "decode: give `gen` of 1 or more"
                 yield problem(("workloads", name, "gen"), InvalidInput(f"workloads of {self.task} {what}"))
             if workload.images and not vision:
                 error = InvalidInput("images need a tower: give `task: vision`")
                 yield problem(("workloads", name, "images"), error)
         if vision and not any(workload.images for workload in self.workloads.values()):
             yield problem(("workloads",), InvalidInput("no workload of vision has images"))
-        yield from self._metric_problems(retrieval)
+        yield from self._metric_problems(encodes)
         if self.task != "generation" and self.quantisations:
             place = [runtime.choices != () for runtime in self.runtimes].index(True)
             error = InvalidInput(f"what a quantisation loses is not known for {self.task}: name one")
             yield problem(("runtimes", place, "quantisation"), error)
         yield from self._rung_problems()
 
-    def _metric_problems(self, retrieval: bool) -> Iterator[InitErrorDetails]:
+    def _metric_problems(self, encodes: bool) -> Iterator[InitErrorDetails]:
         parts: Mapping[str, Sequence[Budget | Objective]] = {"budgets": self.budgets, "objectives": self.objectives}
         for part, items in parts.items():
             for index, item in enumerate(items):
                 row, workload = METRICS[item.metric], self.workloads.get(item.workload or "")
                 images = workload is not None and workload.images > 0
-                if row.source != "proxy" and not measured_by(item.metric, encodes=retrieval, images=images):
+                if row.source != "proxy" and not measured_by(item.metric, encodes=encodes, images=images):
                     whose = (
                         f"workload {item.workload!r}: it has no images"
                         if row.of_images
@@ -515,7 +518,7 @@ class SearchSpace(Strict):
                     yield problem((part, index), InvalidInput(text))
 
     def _rung_problems(self) -> Iterator[InitErrorDetails]:
-        example = {"retrieval": "boundfacts", "vision": "pictures"}.get(self.task)
+        example = {"retrieval": "boundfacts", "vision": "pictures", "detokenization": "spectra"}.get(self.task)
         for index, rung in enumerate(self.quality.rungs):
             if example and (rung.lm_steps or rung.library):
                 text = f"rung {rung.name!r} trains no {self.task}: give `tasks: {{{example}: {{steps: 300}}}}` alone"
@@ -598,22 +601,22 @@ class SearchSpace(Strict):
 
 def _of_task(data: Any) -> Any:
     """Fills in what follows from the task of a space as it is written, where that is readable."""
-    if not isinstance(data, Mapping) or data.get("task") not in ("retrieval", "vision"):
+    if not isinstance(data, Mapping) or data.get("task") not in ("vision", *VECTORS):
         return data
-    retrieval = data["task"] == "retrieval"
-    usual = {"gen": 0} if retrieval else {"images": 1}
+    encodes = data["task"] in VECTORS
+    usual = {"gen": 0} if encodes else {"images": 1}
     workloads = {
         name: {**usual, **load} if isinstance(load, Mapping) else load
         for name, load in _mapping(data.get("workloads")).items()
     }
     filled = {**data, "workloads": workloads} if workloads else {**data}
     if isinstance(model := data.get("model"), Mapping):
-        if retrieval:
-            filled["model"] = model = {"vectors": VECTORS, **model}
+        if encodes:
+            filled["model"] = model = {"vectors": VECTORS[data["task"]], **model}
         with contextlib.suppress(ValidationError, InvalidInput, KeyError, IndexError):
             part: dict[str, Any] = (
                 {"vectors": int(max(Knob.model_validate(model["vectors"]).choices))}
-                if retrieval
+                if encodes
                 else {"tower": Tower.parse(TowerKnob.model_validate(model["tower"]).choices[0])}
             )
             filled["references"] = _with_part(data.get("references"), part)
@@ -631,8 +634,8 @@ def _with_part(references: Any, part: Mapping[str, Any]) -> Any:
     return references
 
 
-def _vectors_problem(retrieval: bool) -> str:
-    return "needs vectors of 1 number or more" if retrieval else "has token vectors: give `task: retrieval`"
+def _vectors_problem(encodes: bool) -> str:
+    return "needs vectors of 1 number or more" if encodes else f"has vectors: give `task: {' or '.join(VECTORS)}`"
 
 
 def _tower_problem(vision: bool) -> str:

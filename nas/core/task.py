@@ -19,7 +19,7 @@ from nas.core.registry import Registry
 IGNORE = -100
 """Label of positions that do not count; cross-entropy's customary ignore index."""
 
-Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
+Batch = tuple[NDArray[np.int64], NDArray[np.int64 | np.float32]]
 Setting = int | float | bool
 
 
@@ -108,15 +108,30 @@ class VisionTask(Task, Protocol):
         ...
 
 
+@runtime_checkable
+class SpectraTask(Task, Protocol):
+    """A task of detokenizers: codes [B, T, n] are to become spectra, float32 [B, T, bands], which are the labels.
+
+    Loss is the mean absolute error, and chance that of each band's median, both in the unit of the spectra.
+    """
+
+    @property
+    def bands(self) -> int:
+        """Numbers of a spectrum."""
+        ...
+
+
 def text_length(task: Task) -> int:
     """Returns the symbols of an example, without those of a picture."""
     return task.length - (task.side**2 if isinstance(task, VisionTask) else 0)
 
 
 def task_kind(task: Task) -> str:
-    """Returns the `task` of the spaces that a task is for: generation, retrieval or vision."""
+    """Returns the `task` of the spaces that a task is for: generation, retrieval, detokenization or vision."""
     if isinstance(task, RetrievalTask):
         return "retrieval"
+    if isinstance(task, SpectraTask):
+        return "detokenization"
     return "vision" if isinstance(task, VisionTask) else "generation"
 
 
@@ -134,6 +149,7 @@ TASKS: Registry[type[Task]] = Registry(
         "boundfacts": "nas.search.proxy.tasks.boundfacts:BoundFacts",
         "wordproblem": "nas.search.proxy.tasks.wordproblem:WordProblem",
         "pictures": "nas.search.proxy.tasks.pictures:Pictures",
+        "spectra": "nas.search.proxy.tasks.spectra:Spectra",
     },
 )
 

@@ -33,8 +33,8 @@ class Workload(Strict):
     context: int = Field(
         0, ge=0, le=2 * MAX_CONTEXT, description="allocated context in tokens; 0: prompt + gen, rounded up to 256"
     )
-    n_batch: int = Field(2048, ge=16, le=MAX_CONTEXT, description="most tokens handed to the runtime at once")
-    n_ubatch: int = Field(512, ge=16, le=MAX_CONTEXT, description="most tokens computed at once")
+    n_batch: int = Field(2048, ge=1, le=MAX_CONTEXT, description="most tokens handed to the runtime at once")
+    n_ubatch: int = Field(512, ge=1, le=MAX_CONTEXT, description="most tokens computed at once")
     kv_type: Literal["f16", "q8_0"] = Field("f16", description="number format of the key-value cache")
     flash_attn: bool = Field(True, description="fused attention")
     mmap: bool = Field(False, description="map the model file instead of reading it; its pages then count as memory")

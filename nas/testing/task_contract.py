@@ -17,7 +17,7 @@ import pytest
 
 from nas.core.canonical import canonical_json
 from nas.core.errors import UnknownName
-from nas.core.task import IGNORE, RetrievalTask, Setting, Task, VisionTask, make_task, task_settings
+from nas.core.task import IGNORE, RetrievalTask, Setting, SpectraTask, Task, VisionTask, make_task, task_settings
 
 _EXAMPLES = 4000
 
@@ -28,7 +28,7 @@ class TaskContract:
     Attributes:
         name: the task's name in `nas.core.task.TASKS`.
         difficulties: settings to test; `{}` means the defaults.
-        tolerance: of the labels' entropy over 4,000 examples, in nats.
+        tolerance: of the labels' entropy over 4,000 examples, in nats, or of the mean distance of spectra from medians.
     """
 
     name: ClassVar[str]
@@ -47,11 +47,14 @@ class TaskContract:
 
     def test_examples_have_the_promised_shape_and_symbols(self, task: Task) -> None:
         x, y = task.batch(np.random.default_rng(0), 64)
-        assert x.shape[:2] == y.shape == (64, task.length)
-        assert x.dtype == y.dtype == np.int64
-        assert x.min() >= 0
+        assert x.shape[:2] == y.shape[:2] == (64, task.length)
+        assert x.dtype == np.int64 and x.min() >= 0
         symbols = x[:, task.side**2 :] if isinstance(task, VisionTask) else x
         assert symbols.max() < task.vocab
+        if isinstance(task, SpectraTask):
+            assert x.ndim == 3 and y.shape[2:] == (task.bands,) and y.dtype == np.float32 and np.isfinite(y).all()
+            return
+        assert y.ndim == 2 and y.dtype == np.int64
         labels = y[y != IGNORE]
         assert ((labels >= 0) & (labels < task.vocab)).all()
 
@@ -74,6 +77,9 @@ class TaskContract:
             assert math.isfinite(task.chance_nats) and task.chance_nats > 0
             return
         _, y = task.batch(np.random.default_rng(1), _EXAMPLES)
+        if isinstance(task, SpectraTask):
+            assert np.abs(y - np.median(y, (0, 1))).mean() == pytest.approx(task.chance_nats, abs=self.tolerance)
+            return
         counts = Counter(y[y != IGNORE].tolist())
         entropy = -sum(n / counts.total() * math.log(n / counts.total()) for n in counts.values())
         if isinstance(task, VisionTask):  # the question tells something, too

@@ -61,5 +61,11 @@ class TestPictures(TaskContract):
     difficulties = ({}, {"side": 16, "cells": 1, "questions": 2})
 
 
+class TestSpectra(TaskContract):
+    name = "spectra"
+    difficulties = ({"frames": 4, "bands": 16}, {"frames": 3, "upsampling": 4, "bands": 8})
+    tolerance = 0.02
+
+
 def test_every_task_is_held_to_the_contract() -> None:
     assert {contract.name for contract in TaskContract.__subclasses__()} == set(TASKS)

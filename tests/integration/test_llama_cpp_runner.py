@@ -69,6 +69,7 @@ def run(llama_build: Build, *args: object, limit_mb: int | None = None) -> RawRu
     "workload",
     [
         Workload(prompt=100, gen=7, n_batch=32, n_ubatch=16),
+        Workload(prompt=100, gen=7, n_batch=6, n_ubatch=6),
         Workload(prompt=100, gen=7, flash_attn=False),
         Workload(prompt=100, gen=7, kv_type="q8_0"),
         Workload(prompt=100, gen=7, mmap=True, repack=False),

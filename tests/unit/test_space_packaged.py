@@ -61,8 +61,8 @@ def test_packaged_space_is_whole(name: str) -> None:
     assert list_spaces()[name]
     published, attention, *further = space.references.layouts().values()
     assert [reason for layout in (published, *further) for reason in Sampler(space).contains(layout)] == []
-    convolutions = 1 if space.task == "retrieval" else 0  # llama.cpp gives vectors of tokens with one at least
-    assert all(layer.mixers[0].kind == "gqa" for layer in attention.layers[convolutions:])
+    convolutions = 1 if space.model.vectors.choices != (0,) else 0  # llama.cpp gives vectors with one at least
+    assert all(layer.mixers[0].kind in ("gqa", "swa") for layer in attention.layers[convolutions:])
     for layout in (attention, *further):
         assert layout.params.non_embedding == pytest.approx(published.params.non_embedding, rel=0.01)
 

@@ -38,7 +38,7 @@ from nas.search.proposers.membership import reasons_outside
 from nas.search.proposers.mutation import crossover, mutate
 from nas.search.proposers.sampling import Sampler
 from nas.search.proxy.data import TaskData, logits_and_labels, score_groups
-from nas.search.proxy.job import TaskRun, TrainJob, TrainResult, exported_layout
+from nas.search.proxy.job import TaskRun, TrainJob, TrainResult, exported_layout, proxy_layout
 from nas.search.proxy.tasks.pictures import COLOURS
 from nas.search.proxy.train import train
 from nas.search.spaces.identity import space_json, space_yaml
@@ -279,7 +279,7 @@ def test_seeds_of_a_tower_train_and_are_scored(tmp_path: Path) -> None:
     assert isinstance(result, TrainResult) and result.losses == again.losses
     assert 0 < result.losses["task/pictures"] < 20 and exported_layout(job).tower is None
     groups = TaskData("pictures", make_task("pictures", TASKS["pictures"]["settings"]), 4, 0).groups()  # type: ignore[arg-type]
-    model = Model(Layout.from_json(job.layout | {"vocab": job.run.vocab}))
+    model = Model(proxy_layout(job))
     ((score, chance),) = score_groups(model, groups, torch.device("cpu")).values()
     assert 0 < chance < score.loss
 

@@ -72,7 +72,8 @@ class Group:
 
     Args:
         inputs: int64 [N, T], or [N, T, n] of a task that shows n symbols at once.
-        labels: int64 [N, T], `nas.core.task.IGNORE` where none.
+        labels: int64 [N, T], `nas.core.task.IGNORE` where none; of detokenizers spectra, float32 [N, T, bands], whose
+            loss is the mean absolute error, and accuracy the share of numbers that are less than half a unit off.
         chance: loss of a guess, in `unit`s.
         unit: nats per unit of loss (ln 2 for bits).
         sizes: what each label counts, [V]: the bytes of a token; None: 1.
@@ -105,6 +106,10 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
     if group.query:
         assert isinstance(model, Model), "layouts of retrieval tasks give vectors"
         return {"": _search(model, group, device)}
+    if group.labels.is_floating_point():
+        batches = torch.split(group.inputs, _EVAL_BATCH)
+        errors = (torch.cat([spectra(model, codes.to(device)).cpu() for codes in batches]) - group.labels).abs()
+        return {"": Score(float(errors.double().mean()) / group.unit, float((errors < 0.5).double().mean()))}
     nats, right = [], []
     for inputs, labels in zip(
         torch.split(group.inputs, _EVAL_BATCH), torch.split(group.labels, _EVAL_BATCH), strict=True
@@ -135,6 +140,13 @@ def logits_and_labels(model: nn.Module, inputs: Tensor, labels: Tensor, side: in
     numbers = inputs[:, : side**2].view(-1, side, side, 1)
     pixels = (numbers >> torch.tensor([16, 8, 0], device=inputs.device) & 255).to(torch.uint8)
     return model.answers(pixels, inputs[:, side**2 :]), labels[:, side**2 :]
+
+
+def spectra(model: nn.Module, codes: Tensor) -> Tensor:
+    """Returns the spectra [B, T, bands] that a model makes of codes [B, T, n]."""
+    assert isinstance(model, Model), "layouts of detokenizers have a projection"
+    projected: Tensor = model.projection(model.features(model.embed(codes).sum(2)))
+    return projected.float()
 
 
 def _search(model: Model, group: Group, device: torch.device) -> Score:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nas.core.canonical import content_hash, result_key
 from nas.core.layout import Layout, padded
 from nas.core.quality_config import Rounding
-from nas.core.task import TASKS, Setting, make_task, task_settings
+from nas.core.task import TASKS, Setting, SpectraTask, make_task, task_settings
 from nas.model.text.bpe import BPE_VERSION
 from nas.model.text.corpus import CorpusRef
 from nas.search.proxy.tasks import SUITE_VERSION
@@ -42,8 +42,6 @@ class LmRun(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str] = "lm"
-    vocab: ClassVar[int | None] = None
-    """Rows of the embedding table; None: as in the layout of the job."""
 
     kind: Literal["lm"] = "lm"
     corpus: CorpusRef
@@ -80,11 +78,6 @@ class TaskRun(BaseModel):
         """Name in logs: the task's."""
         return self.task
 
-    @property
-    def vocab(self) -> int:
-        """Number of the task's symbols."""
-        return make_task(self.task, self.settings).vocab
-
     def key_inputs(self) -> dict[str, Any]:
         """Returns the inputs of the result key."""
         settings = task_settings(make_task(self.task, self.settings))
@@ -102,7 +95,6 @@ class LibraryRun(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str] = "library"
-    vocab: ClassVar[int | None] = None
     corpus: ClassVar[CorpusRef | None] = None
     """The text is stored in a file next to the scores."""
 
@@ -182,7 +174,8 @@ class TrainResult(BaseModel):
     key: str
     scores: dict[str, float] = Field(
         description="evaluation group -> amount above chance: 'lm/DOMAIN' and its parts 'lm/DOMAIN.recall', '.rest' and"
-        " '.late' in bits per byte, 'task/NAME' in nats (of retrieval, in nDCG@10), 'lm/library' in nats"
+        " '.late' in bits per byte, 'task/NAME' in nats (of retrieval in nDCG@10, of detokenization in nepers),"
+        " 'lm/library' in nats"
     )
     losses: dict[str, float] = Field(description="evaluation group -> loss, in bits per byte or nats per label")
     accuracy: dict[str, float] = Field(description="evaluation group -> share of labels predicted")
@@ -229,9 +222,12 @@ def run_inputs(job: TrainJob) -> dict[str, Any]:
 
 
 def proxy_layout(job: TrainJob) -> Layout:
-    """Returns the layout that is trained: the job's, with the vocabulary of its run."""
-    vocab = job.run.vocab
-    return Layout.from_json(job.layout if vocab is None else job.layout | {"vocab": vocab})
+    """Returns the layout that is trained: the job's, with the vocabulary of its run, and the bands of spectra."""
+    if not isinstance(job.run, TaskRun):
+        return Layout.from_json(job.layout)
+    task = make_task(job.run.task, job.run.settings)
+    bands = {"vectors": task.bands} if isinstance(task, SpectraTask) else {}
+    return Layout.from_json(job.layout | {"vocab": task.vocab} | bands)
 
 
 def exported_layout(job: TrainJob) -> Layout:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.core.task import IGNORE, RetrievalTask, VisionTask, make_task
+from nas.core.task import IGNORE, RetrievalTask, SpectraTask, VisionTask, make_task
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Checkpoint, RoundingRuntime
 from nas.model.nn.distillation import TopK, decoupled_top_k
@@ -38,7 +38,7 @@ from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.seeds import of_seed, stacked, unstackable
 from nas.model.nn.weights import padded_weights
-from nas.search.proxy.data import Data, logits_and_labels, open_data, score_groups
+from nas.search.proxy.data import Data, logits_and_labels, open_data, score_groups, spectra
 from nas.search.proxy.job import (
     CHECKPOINT,
     STABLE,
@@ -157,7 +157,7 @@ def _passes(
     if alone := unstackable(Model(proxy_layout(jobs[0]), None)):
         worker.log(f"{', '.join(alone)} cannot be stacked: {len(jobs)} seeds train one by one")
         return [[job] for job in jobs]
-    most = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // open_data(jobs[0]).batch(0)[1].numel())
+    most = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // _tokens(open_data(jobs[0])))
     by_step: dict[int, list[TrainJob]] = {}
     for job in jobs:
         checkpoint = _checkpoint(job, checkpoint_dir, checkpoint_s).latest(worker.log)
@@ -248,11 +248,15 @@ def _phases(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Trai
 
         return of_step
 
-    tokens = len(data) * data[0].batch(0)[1].numel()
+    tokens = len(data) * _tokens(data[0])
     shape = () if seeds is None else (seeds,)
     task = make_task(job.run.task, job.run.settings) if isinstance(job.run, TaskRun) else None
     side = task.side if isinstance(task, VisionTask) else 0
-    loss = _search_loss(task.query, shape) if isinstance(task, RetrievalTask) else _loss(job.teacher, shape, side)
+    loss = _loss(job.teacher, shape, side)
+    if isinstance(task, RetrievalTask):
+        loss = _search_loss(task.query, shape)
+    elif isinstance(task, SpectraTask):
+        loss = _spectra_loss(shape)
     warm = TrainingPhase(
         job.run.name,
         stable,
@@ -311,6 +315,20 @@ def _search_loss(query: int, seeds: tuple[int, ...]) -> Callable[..., Tensor]:
     return loss
 
 
+def _spectra_loss(seeds: tuple[int, ...]) -> Callable[..., Tensor]:
+    """Returns the loss function of detokenizers: the mean absolute error of spectra."""
+
+    def loss(model: nn.Module, codes: Tensor, labels: Tensor) -> Tensor:
+        return (spectra(model, codes) - labels).abs().view(*seeds, -1).mean(-1)
+
+    return loss
+
+
+def _tokens(data: Data) -> int:
+    """Returns the positions of a step."""
+    return data.batch(0)[1].shape[:2].numel()
+
+
 def _results(
     jobs: Sequence[TrainJob], state: TrainingState, data: Sequence[Data], worker: Worker, checkpoint_dir: Path
 ) -> list[TrainResult]:
@@ -341,7 +359,7 @@ def _results(
             accuracy={name: score.accuracy for name, (score, _) in scores.items()},
             curve=thinned(losses, _CURVE_POINTS),
             steps=state.step,
-            tokens=state.step * data[0].batch(0)[1].numel(),
+            tokens=state.step * _tokens(data[0]),
             seconds=state.seconds / len(jobs),
             cpu_seconds=state.cpu_seconds / len(jobs),
             device=worker.describe(),

@@ -191,11 +191,17 @@ def study_origin(
 
     Raises:
         UnknownName: no such study or runtime.
-        InvalidInput: the study has no front, or is of retrieval.
+        InvalidInput: the study has no front, or is not of generation.
     """
     report = study_report(store, study)
     row = studies.get(store, study)
     space = stored_space(row)
+    if space.task == "detokenization":
+        what = (
+            "is of detokenization: train its winner with `nas family codec` and the winner's string without v and"
+            " `vectors=` as `line` of `shape`"
+        )
+        raise InvalidInput(what, where=f"study {study}")
     if space.task != "generation":
         part, command, setting = {
             "retrieval": ("vectors", "retrieval", "that `width`"),
