@@ -55,13 +55,13 @@ class Tower:
     least: int = 64
 
     @staticmethod
-    def of(width: int, layers: int, **values: int) -> Tower:
+    def of(width: int, layers: int, /, **values: int) -> Tower:
         """Returns a checked tower; heads are 64 wide and feed-forwards four times the width where left out.
 
         Raises:
             InvalidInput: an unknown name, or a size out of range.
         """
-        names = {field.name for field in fields(Tower)}
+        names = {field.name for field in fields(Tower)[2:]}
         if unknown := sorted(values.keys() - names):
             raise InvalidInput(f"a tower has no {', '.join(unknown)}; it has {', '.join(sorted(names))}")
         tower = Tower(width, layers, **{"heads": max(1, width // 64), "ffn": 4 * width} | values)
