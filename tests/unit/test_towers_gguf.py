@@ -144,8 +144,8 @@ def test_what_mtmd_lacks_is_in_the_weights() -> None:
     places = torch.arange(20.0, -21, -1)[:, None]
     wide = places * torch.exp(-torch.arange(256) / 256 * np.log(10_000.0))
     waves = torch.stack([wide.sin(), wide.cos()], -1).flatten(1)
-    own = encoder.layers[0].self_attn.relative_k_proj(encoder.encode_positions(torch.zeros(1, 21, 32))[0])
-    torch.testing.assert_close(waves @ tensors["a.blk.0.linear_pos.weight"].T, own, atol=1e-5, rtol=1e-4)
+    projected = encoder.layers[0].self_attn.relative_k_proj(encoder.encode_positions(torch.zeros(1, 21, 32))[0])
+    torch.testing.assert_close(waves @ tensors["a.blk.0.linear_pos.weight"].T, projected, atol=1e-5, rtol=1e-4)
 
 
 def test_the_file_of_a_tower_of_sound_has_its_shape(tmp_path: Path) -> None:
