@@ -93,6 +93,15 @@ _QWEN_MOE: Mapping[str, Any] = {
     "mlp_only_layers": [1],
     "decoder_sparse_step": 1,
 }
+_LATENT: Mapping[str, Any] = {
+    **_LLAMA,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "rope_interleave": True,
+}
 _GLM: Mapping[str, Any] = _LLAMA | {"attention_bias": True, "partial_rotary_factor": 0.5}
 _QWEN_3_5: Mapping[str, Any] = {
     **_LLAMA,
@@ -138,6 +147,31 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "olmo": _LLAMA | {"clip_qkv": None},
     "olmo2": _LLAMA,
     "olmo3": _TYPES | {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {}}},
+    "deepseek_v3": _LATENT
+    | {
+        "n_group": 1,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.0,
+        "norm_topk_prob": True,
+    },
+    "youtu": _LATENT,
+    "mamba": {
+        **_COMMON,
+        "state_size": 8,
+        "conv_kernel": 4,
+        "expand": 2,
+        "intermediate_size": 128,
+        "time_step_rank": "auto",
+        "use_bias": False,
+        "use_conv_bias": True,
+        "layer_norm_epsilon": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    },
     "mistral": _LLAMA | {"sliding_window": 4},
     "mixtral": _EXPERTS | {"num_local_experts": 4, "sliding_window": None},
     "olmoe": _EXPERTS | {"num_experts": 4, "norm_topk_prob": False, "clip_qkv": None},

@@ -20,10 +20,15 @@ from nas.testing.planted_faults import (
     PLANTED_BEHIND,
     PLANTED_BESIDE,
     PLANTED_FALCON,
+    PLANTED_GDN,
     PLANTED_GEMMA,
     PLANTED_GEMMA_3,
+    PLANTED_GLA,
+    PLANTED_LATENT,
     PLANTED_LINEAR,
     PLANTED_LONG,
+    PLANTED_MAMBA2,
+    PLANTED_MLSTM,
     PLANTED_PARTIAL,
     PLANTED_SCALING,
     PLANTED_SHARES,
@@ -59,8 +64,14 @@ ALIKE = (
     PLANTED_SHARES,
     PLANTED_LONG,
     PLANTED_FALCON,
+    PLANTED_MAMBA2,
+    PLANTED_GDN,
+    PLANTED_GLA,
+    PLANTED_MLSTM,
+    PLANTED_LATENT,
 )
-"""Layouts whose parts are nearly those of others: by default neither they nor their faults."""
+"""Layouts whose parts are nearly those of others, or of `EVERY_KIND` with faults in test_llama_cpp_patched.py: by
+default neither they nor their faults."""
 (STALE,) = (fault for fault in FAULTS if fault.earlier)
 RIGHT = (
     *(layout.format() for layout, _ in PLANTS),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -145,25 +144,10 @@ def test_files_of_sound_are_those_of_the_converter(kind: str, tmp_path: Path) ->
 
 
 def _as_lfm2_audio(folder: Path, whole: MultimodalModel) -> None:
-    """Writes what the converter reads of a folder of LFM2-Audio: names are those of NeMo."""
-    renamed = {
-        r"^encoder\.subsampling\.layers": "conformer.pre_encode.conv",
-        r"^encoder\.subsampling\.linear": "conformer.pre_encode.out",
-        r"^encoder": "conformer",
-        r"self_attn\.([qkv])_proj": r"self_attn.linear_\1",
-        r"self_attn\.o_proj": "self_attn.linear_out",
-        r"self_attn\.relative_k_proj": "self_attn.linear_pos",
-        r"self_attn\.bias_": "self_attn.pos_bias_",
-        r"conv\.norm": "conv.batch_norm",
-        r"^connector\.layer_norm": "audio_adapter.model.0",
-        r"^connector\.linear_1": "audio_adapter.model.1",
-        r"^connector\.linear_2": "audio_adapter.model.3",
-    }
+    """Writes what the converter reads of a folder of LFM2-Audio."""
     tensors = {"audio_embedding.embedding.weight": torch.zeros(6000, 64)}
     for name, tensor in whole.model.tower.state_dict().items():
-        for ours, theirs in renamed.items():
-            name = re.sub(ours, theirs, name)
-        tensors[name] = tensor
+        tensors[audio_lab.published_name(name)] = tensor
     folder.mkdir()
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     shape = cast(AudioShape, whole.shape)

@@ -24,9 +24,10 @@ LAYOUT = "d64 v256 tower=64x2:heads=2:connector=64:{} ffn=swiglu:64 [C3 A4/2 C3]
 @pytest.mark.exhaustive  # one to two minutes
 def test_a_launch_ends_with_a_front_of_quality_and_latency(tmp_path: Path) -> None:
     lab = Lab(tmp_path / "lab", program=WITHOUT_RAY)
+    learned = {"steps": 100, "batch": 16, "settings": TASKS["pictures"]["settings"] | {"cells": 1}}
     few = {
         "protocol": {"screen_repetitions": 2, "confirm_repetitions": 2, "remeasure": None},
-        "quality": {**VISION["quality"], "rungs": [{"name": "only", "tasks": TASKS}]},
+        "quality": {**VISION["quality"], "rungs": [{"name": "only", "tasks": {"pictures": learned}}]},
         "search": {"proposer": "ehvi", "seeds": 2},
     }
     lab.space("seeing", **{key: value for key, value in {**VISION, **few}.items() if key != "name"})
@@ -55,7 +56,8 @@ def test_the_runner_encodes_images(image_build: Build, tmp_path: Path, monkeypat
         rows, columns = tower.grid(height, width)
         assert figures["image_tokens"]["value"] == rows * columns, line
         parts = [figures[name]["value"] for name in TTFT_PARTS["images"]]
-        assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ttft"]["value"])
+        # Each is the median of its shares in the repetitions, and medians do not add up exactly.
+        assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ttft"]["value"], rel=0.05)
     two = measured(LAYOUT.format("tokens=64"), "--images", "2", "--image-height", "256", "--image-width", "256")
     assert two["image_tokens"]["value"] == 128
     blind = measured(LAYOUT.format("tokens=64"), "--images", "0")
@@ -71,8 +73,8 @@ def test_the_runner_encodes_sounds(image_build: Build, tmp_path: Path, monkeypat
         tower = Layout.parse(layout).tower
         assert tower is not None and figures["sound_tokens"]["value"] == tower.tokens_of(seconds)
         parts = [figures[name]["value"] for name in TTFT_PARTS["sounds"]]
-        assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ttft"]["value"])
-        assert figures["sound_factor"]["value"] == pytest.approx(sum(parts[:3]) / (1000 * seconds))
+        assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ttft"]["value"], rel=0.05)
+        assert figures["sound_factor"]["value"] == pytest.approx(sum(parts[:3]) / (1000 * seconds), rel=0.05)
     two = measured(layout, "--sounds", "2", "--seconds", "1")
     assert two["sound_tokens"]["value"] == 26
     deaf = measured(layout, "--sounds", "0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,20 @@ SHAPE = AudioShape(
     subsampling_conv_channels=8, num_mel_bins=16, projector_hidden_size=40,
 )  # fmt: skip
 SOUNDS = SoundSettings(feature_size=16)
+_PUBLISHED = {
+    r"^encoder\.subsampling\.layers": "conformer.pre_encode.conv",
+    r"^encoder\.subsampling\.linear": "conformer.pre_encode.out",
+    r"^encoder": "conformer",
+    r"self_attn\.([qkv])_proj": r"self_attn.linear_\1",
+    r"self_attn\.o_proj": "self_attn.linear_out",
+    r"self_attn\.relative_k_proj": "self_attn.linear_pos",
+    r"self_attn\.bias_": "self_attn.pos_bias_",
+    r"conv\.norm": "conv.batch_norm",
+    r"^connector\.layer_norm": "audio_adapter.model.0",
+    r"^connector\.linear_1": "audio_adapter.model.1",
+    r"^connector\.linear_2": "audio_adapter.model.3",
+}
+"""Parts of our names, and what they are in LFM2-Audio, whose encoder is NeMo's."""
 PITCHES = {"low": 200, "middle": 800, "high": 3000}
 
 
@@ -57,6 +72,13 @@ def write_model(folder: Path, **more: Any) -> MultimodalModel:
     audio = audio_model(**more)
     write_multimodal_model(folder, audio)
     return audio
+
+
+def published_name(name: str) -> str:
+    """The name of a tower's tensor in files of LFM2-Audio."""
+    for ours, theirs in _PUBLISHED.items():
+        name = re.sub(ours, theirs, name)
+    return name
 
 
 def write_pitches(folder: Path, count: int = 12) -> Path:

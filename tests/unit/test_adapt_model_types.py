@@ -21,7 +21,7 @@ EVIDENCE = {
     "beside each other": r"residual \+ \w+ \+ \w+|\w+ \+ \w+ \+ residual|attn_output \+ feed_forward",
     "biases on every projection": r"bias=True|Conv1D\(|bias=(bias|config\.\w*bias\w*)|nn\.Linear\([^)=]*\)",
     "learned positions": r"(wpe|positions_embed|LearnedPositionalEmbedding)",
-    "Mamba-1": r"class \w*MambaMixer",
+    "B and C in Mamba": r"b_layernorm\(",
     "latent attention": r"kv_lora_rank",
     "norms inside": r"ffn_sub_norm",
     "gate of squared ReLU": r"act_fn\(self\.gate_proj",

@@ -34,8 +34,9 @@ def shape(layer: Layer) -> object:
     """Properties of a layer that narrowing keeps."""
     kept = ("kernel", "kv", "qk_norm", "rope_theta", "experts", "top_k", "window", "sink", "state", "conv", "expand")
     shapes = [(block.kind, [(k, v) for k, v in block.given if k in kept]) for block in layer.blocks]
-    # States that all channels of an S5 share are as wide as the model.
-    return [(kind, [(k, v) for k, v in given if (kind, k) != ("s5", "state")]) for kind, given in shapes], layer.share
+    # States that all channels of an S5 share, and hidden numbers of a CfC, scale with the model.
+    scaled = {("s5", "state"), ("cfc", "state")}
+    return [(kind, [(k, v) for k, v in given if (kind, k) not in scaled]) for kind, given in shapes], layer.share
 
 
 @given(layouts(), WIDTHS)

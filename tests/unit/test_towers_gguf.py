@@ -118,20 +118,13 @@ def test_the_command_writes_both_files_and_names_differences(tmp_path: Path, mon
     assert not differences(vision_model(frames=FRAMES.model_copy(update={"tile_size": 512})))
 
 
-CONNECTOR = {"connector.layer_norm": 0, "connector.linear_1": 1, "connector.linear_2": 3}
-
-
 def test_names_of_sound_are_those_of_the_package_gguf() -> None:
     tower = audio_lab.audio_model().model.tower
     names = get_tensor_name_map(MODEL_ARCH.MMPROJ, 7)
     expected = {"a.position_embd.weight"}
     for name in tower.state_dict():
         if "running" not in name and "num_batches" not in name:
-            module, _, kind = name.rpartition(".")
-            theirs = (
-                f"audio_adapter.model.{CONNECTOR[module]}.{kind}" if module in CONNECTOR else f"sound_encoder.{name}"
-            )
-            stored = names.get_name(theirs, (".weight", ".bias"))
+            stored = names.get_name(audio_lab.published_name(name), (".weight", ".bias"))
             assert stored is not None, name
             expected.add(stored)
     assert sound_tensors(tower, audio_lab.SHAPE).keys() == expected
@@ -151,8 +144,8 @@ def test_what_mtmd_lacks_is_in_the_weights() -> None:
     places = torch.arange(20.0, -21, -1)[:, None]
     wide = places * torch.exp(-torch.arange(256) / 256 * np.log(10_000.0))
     waves = torch.stack([wide.sin(), wide.cos()], -1).flatten(1)
-    own = encoder.layers[0].self_attn.relative_k_proj(encoder.encode_positions(torch.zeros(1, 21, 32))[0])
-    torch.testing.assert_close(waves @ tensors["a.blk.0.linear_pos.weight"].T, own, atol=1e-5, rtol=1e-4)
+    projected = encoder.layers[0].self_attn.relative_k_proj(encoder.encode_positions(torch.zeros(1, 21, 32))[0])
+    torch.testing.assert_close(waves @ tensors["a.blk.0.linear_pos.weight"].T, projected, atol=1e-5, rtol=1e-4)
 
 
 def test_the_file_of_a_tower_of_sound_has_its_shape(tmp_path: Path) -> None:
@@ -207,7 +200,7 @@ def test_the_command_writes_both_files_of_sound(tmp_path: Path, monkeypatch: pyt
     own_home(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     audio_lab.write_model(Path("model"))
-    done = nas("family", "gguf", "model", "-q", "q8_0", "-o", "m.gguf", "--json")
+    done = nas("family", "gguf", "model", "-q", "f32", "-o", "m.gguf", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["mmproj"]["size"] == Path("mmproj-m.gguf").stat().st_size
     assert "<audio>" in GgufFile.read(Path("m.gguf")).fields["tokenizer.ggml.tokens"]

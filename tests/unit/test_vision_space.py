@@ -84,7 +84,8 @@ def test_equal_towers_have_equal_lines(line: str, same: str | None) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [("768", "cannot read"), ("768x0", "layers"), ("768x12:heads=7", "do not divide"), ("8x2:depth=3", "no depth"),
-     ("768x12:tokens=0", "tokens"), ("768x12:factor=9", "factor"), ("768x12:patch=8:patch=8", "twice")],
+     ("768x12:tokens=0", "tokens"), ("768x12:factor=9", "factor"), ("768x12:patch=8:patch=8", "twice"),
+     ("768x12:layers=3", "no layers")],
 )  # fmt: skip
 def test_what_is_no_tower_is_named(line: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
