@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput
-from nas.core.task import Exhibit
-from nas.search.proxy.tasks.scenes import Scenes, Sizes
+from nas.core.task import IGNORE, Batch, Exhibit
 
 COLOURS = ((230, 60, 60), (60, 200, 60), (70, 110, 250), (230, 210, 50), (220, 90, 220), (80, 210, 220))
 _GLYPHS = {
@@ -26,10 +28,12 @@ _DARK, _NOISE = 60, 25
 
 
 @dataclass(frozen=True)
-class Pictures(Scenes):
+class Pictures:
     """A picture of `cells` x `cells` objects, then `questions` questions, each with its answer behind it.
 
-    An object is a shape or a digit of one of `colours`, of some size somewhere in its cell, over noise.
+    An object is a shape or a digit of one of `colours`, of some size somewhere in its cell, over noise. A question is
+    two symbols: which object is in a cell, which colour is there, or how many objects have a colour. The picture
+    decides every answer, so that the least loss is 0; chance is that of the best answers without the picture.
     """
 
     side: int = 32
@@ -52,15 +56,56 @@ class Pictures(Scenes):
         return Exhibit("images", self.side, self.side)
 
     @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.cells**2, self.objects, self.colours)
+    def _starts(self) -> tuple[int, int, int, int]:
+        """First symbols of cells, objects, colours and counts; the three kinds of questions come first."""
+        cells, objects = 3, 3 + self.cells**2
+        return cells, objects, objects + self.objects, objects + self.objects + self.colours
 
-    def show(
-        self, things: NDArray[np.int64], looks: NDArray[np.int64], generator: np.random.Generator
-    ) -> NDArray[np.int64]:
-        """Returns pixels 0xRRGGBB, [side, side]."""
-        pixels: NDArray[np.int64] = (self._picture(things, looks, generator).astype(np.int64) << (16, 8, 0)).sum(-1)
-        return pixels
+    @property
+    def vocab(self) -> int:
+        """Number of symbols."""
+        return self._starts[3] + self.cells**2 + 1
+
+    @property
+    def length(self) -> int:
+        """Pixels, then symbols."""
+        return self.media.amount + 3 * self.questions
+
+    @property
+    def chance_nats(self) -> float:
+        """Nats of a guess that sees the question alone."""
+        number, share = self.cells**2, 1 / self.colours
+        counts = [math.comb(number, n) * share**n * (1 - share) ** (number - n) for n in range(number + 1)]
+        return (math.log(self.objects) + math.log(self.colours) - sum(p * math.log(p) for p in counts)) / 3
+
+    def batch(self, generator: np.random.Generator, size: int) -> Batch:
+        """Returns pixels and questions with answers [size, length], and answers at the symbol before each."""
+        x = np.empty((size, self.length), np.int64)
+        y = np.full_like(x, IGNORE)
+        for row in range(size):
+            objects = generator.integers(0, self.objects, self.cells**2)
+            colours = generator.integers(0, self.colours, self.cells**2)
+            pixels = self._picture(objects, colours, generator)
+            x[row, : self.media.amount] = (pixels.astype(np.int64) << (16, 8, 0)).sum(-1).ravel()
+            questions = np.array(list(self._questions(objects, colours, generator)))
+            x[row, self.media.amount :] = questions.ravel()
+            y[row, self.media.amount + 1 :: 3] = questions[:, 2]
+        return x, y
+
+    def _questions(
+        self, objects: NDArray[np.int64], colours: NDArray[np.int64], generator: np.random.Generator
+    ) -> Iterable[tuple[int, int, int]]:
+        cells, first_object, first_colour, first_count = self._starts
+        numbers = Counter(colours.tolist())
+        for kind in generator.integers(0, 3, self.questions).tolist():
+            place = int(generator.integers(self.cells**2))
+            if kind == 0:
+                yield kind, cells + place, first_object + int(objects[place])
+            elif kind == 1:
+                yield kind, cells + place, first_colour + int(colours[place])
+            else:
+                colour = int(generator.integers(self.colours))
+                yield kind, first_colour + colour, first_count + numbers[colour]
 
     def _picture(
         self, objects: NDArray[np.int64], colours: NDArray[np.int64], generator: np.random.Generator
