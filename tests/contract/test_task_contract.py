@@ -61,6 +61,11 @@ class TestPictures(TaskContract):
     difficulties = ({}, {"side": 16, "cells": 1, "questions": 2})
 
 
+class TestSounds(TaskContract):
+    name = "sounds"
+    difficulties = ({}, {"syllables": 2, "frames": 16, "vowels": 3, "moves": 4})
+
+
 class TestSpectra(TaskContract):
     name = "spectra"
     difficulties = ({"frames": 4, "bands": 16}, {"frames": 3, "upsampling": 4, "bands": 8})

@@ -33,8 +33,8 @@ class Sounds:
     """A sound of `syllables`, then the question which vowel each of them is, then how each moves.
 
     A syllable takes `frames` features of 10 ms in 16 bands, logarithms of power. It has one of `vowels`, two resonances
-    that are higher or lower with each sound's speaker, and one of `moves`. The room echoes, and all is under noise. Each
-    question is one symbol, and the sound decides its answer, so that the least loss is 0.
+    that are higher or lower with each sound's speaker, and one of `moves`. The room echoes, and all is under noise. A
+    question is one symbol, and the sound decides its answer, so that the least loss is nearly 0.
     """
 
     syllables: int = 8
