@@ -15,7 +15,7 @@ from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
 from nas.core.measurement import TTFT_PARTS, Repetition
 from nas.core.space import SearchSpace
-from nas.core.task import MediaTask, make_task, task_kind
+from nas.core.task import IGNORE, MediaTask, make_task, task_kind
 from nas.core.tower import SoundTower, Tower
 from nas.core.workload import Workload
 from nas.infra.store.rows import StudyState
@@ -50,7 +50,7 @@ SHAPE = AudioShape(
     subsampling_conv_channels=8, num_mel_bins=16,
 )  # fmt: skip
 ASK = {"workload": "ask"}
-TASKS = {"sounds": {"steps": 4, "settings": {"frames": 32, "pitches": 3, "moves": 2, "questions": 2}}}
+TASKS = {"sounds": {"steps": 4, "settings": {"syllables": 4, "vowels": 3, "moves": 2}}}
 AUDIO: dict[str, Any] = {
     **TINY,
     "task": "audio",
@@ -160,27 +160,32 @@ def test_a_layout_with_a_tower_of_sound_is_two_files(tmp_path: Path) -> None:
 
 
 def test_sounds_decide_their_answers() -> None:
-    task = make_task("sounds", {"places": 4, "frames": 128})
+    task = make_task("sounds", {})
     assert isinstance(task, MediaTask) and task_kind(task) == "audio"
-    inputs, labels = task.batch(np.random.default_rng(0), 32)
-    asked = inputs[:, task.media.amount :].reshape(32, -1, 3)
-    assert asked.min() >= 0 and asked.max() < task.vocab
-    assert (labels[:, task.media.amount :].reshape(32, -1, 3)[:, :, 1] == asked[:, :, 2]).all()
-    rows = inputs[:, : task.media.amount].reshape(32, task.media.rows, -1)
-    loudest = [rows[:, 32 * place + 8 : 32 * place + 24].mean(1).argmax(1) for place in range(4)]
-    high = {
-        kind: [
-            loudest[about - 3][index]
-            for index, questions in enumerate(asked.tolist())
-            for which, about, answer in questions
-            if which == 0 and answer == 7 + kind
-        ]
-        for kind in (0, 5)
-    }
-    assert max(high[0]) < min(high[5])  # the lowest pitch and the highest
-    for wrong in ({"places": 17}, {"frames": 16}, {"pitches": 1}, {"moves": 9}, {"questions": 0}):
+    inputs, labels = task.batch(np.random.default_rng(0), 400)
+    rows = inputs[:, : task.media.amount].reshape(400, 8, -1) / 1000
+    assert np.allclose(rows.mean((1, 2)), 0, atol=1e-3) and np.allclose(rows.std((1, 2)), 1, atol=1e-3)
+    assert (inputs[:, task.media.amount :] == np.arange(16)).all()
+    assert (labels[:, : task.media.amount] == IGNORE).all()
+    answers = labels[:, task.media.amount :].reshape(400, 2, 8)
+    for question, kinds in enumerate((6, 3)):  # a linear map of a syllable's features tells more than chance
+        first = 16 + 6 * question
+        assert set(answers[:, question].ravel()) == set(range(first, first + kinds))
+        wanted = answers[:, question, :, None] == np.arange(first, first + kinds)
+        weights = np.linalg.lstsq(rows[:300].reshape(2400, -1), wanted[:300].reshape(2400, -1) - 1 / kinds)[0]
+        right = (rows[300:] @ weights).argmax(-1) == answers[300:, question] - first
+        assert right.mean() > 1.5 / kinds, question
+    for wrong in ({"syllables": 65}, {"frames": 3}, {"vowels": 1}, {"moves": 5}):
         with pytest.raises(InvalidInput, match="sounds"):
             make_task("sounds", wrong)
+
+
+def test_a_proxy_starts_with_embeddings_of_what_it_hears() -> None:
+    proxy = narrow(Layout.parse("d1024 v256 tower=sound:512x17 ffn=swiglu:64 [C3 A16/2]"), 64, 256)
+    numbers = torch.from_numpy(make_task("sounds", {}).batch(np.random.default_rng(0), 8)[0][:, :1024]).view(8, 64, 16)
+    with torch.no_grad():
+        embeddings = Model(proxy).tower(numbers)
+    assert embeddings.var(0).mean() > 0.05 * embeddings.square().mean()
 
 
 def test_a_proxy_hears_and_trains(tmp_path: Path) -> None:
