@@ -63,7 +63,7 @@ class TestPictures(TaskContract):
 
 class TestSounds(TaskContract):
     name = "sounds"
-    difficulties = ({}, {"syllables": 2, "frames": 16, "vowels": 3, "moves": 4})
+    difficulties = ({}, {"syllables": 1, "frames": 8, "levels": 3, "moves": 3})
 
 
 class TestSpectra(TaskContract):

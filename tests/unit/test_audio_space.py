@@ -50,7 +50,7 @@ SHAPE = AudioShape(
     subsampling_conv_channels=8, num_mel_bins=16,
 )  # fmt: skip
 ASK = {"workload": "ask"}
-TASKS = {"sounds": {"steps": 4, "settings": {"syllables": 4, "vowels": 3, "moves": 2}}}
+TASKS = {"sounds": {"steps": 4, "settings": {"levels": 3, "moves": 2}}}
 AUDIO: dict[str, Any] = {
     **TINY,
     "task": "audio",
@@ -162,27 +162,27 @@ def test_a_layout_with_a_tower_of_sound_is_two_files(tmp_path: Path) -> None:
 def test_sounds_decide_their_answers() -> None:
     task = make_task("sounds", {})
     assert isinstance(task, MediaTask) and task_kind(task) == "audio"
-    inputs, labels = task.batch(np.random.default_rng(0), 400)
-    rows = inputs[:, : task.media.amount].reshape(400, 8, -1) / 1000
+    inputs, labels = task.batch(np.random.default_rng(0), 800)
+    rows = inputs[:, : task.media.amount].reshape(800, 2, -1) / 1000
     assert np.allclose(rows.mean((1, 2)), 0, atol=1e-3) and np.allclose(rows.std((1, 2)), 1, atol=1e-3)
-    assert (inputs[:, task.media.amount :] == np.arange(16)).all()
+    assert (inputs[:, task.media.amount :] == np.arange(6)).all()
     assert (labels[:, : task.media.amount] == IGNORE).all()
-    answers = labels[:, task.media.amount :].reshape(400, 2, 8)
-    for question, kinds in enumerate((6, 3)):  # a linear map of a syllable's features tells more than chance
-        first = 16 + 6 * question
-        assert set(answers[:, question].ravel()) == set(range(first, first + kinds))
-        wanted = answers[:, question, :, None] == np.arange(first, first + kinds)
-        weights = np.linalg.lstsq(rows[:300].reshape(2400, -1), wanted[:300].reshape(2400, -1) - 1 / kinds)[0]
-        right = (rows[300:] @ weights).argmax(-1) == answers[300:, question] - first
-        assert right.mean() > 1.5 / kinds, question
-    for wrong in ({"syllables": 65}, {"frames": 3}, {"vowels": 1}, {"moves": 5}):
+    answers = labels[:, task.media.amount :].reshape(800, 3, 2)
+    for question, first in enumerate((6, 10, 14)):  # a linear map of a syllable's features tells most
+        symbols = np.arange(first, first + 4)
+        assert set(answers[:, question].ravel()) == set(symbols)
+        wanted = (answers[:600, question, :, None] == symbols).reshape(1200, -1) - 0.25
+        weights = np.linalg.lstsq(rows[:600].reshape(1200, -1), wanted)[0]
+        right = (rows[600:] @ weights).argmax(-1) == answers[600:, question] - first
+        assert right.mean() > 0.7, question
+    for wrong in ({"syllables": 65}, {"frames": 3}, {"levels": 1}, {"moves": 5}):
         with pytest.raises(InvalidInput, match="sounds"):
             make_task("sounds", wrong)
 
 
 def test_a_proxy_starts_with_embeddings_of_what_it_hears() -> None:
     proxy = narrow(Layout.parse("d1024 v256 tower=sound:512x17 ffn=swiglu:64 [C3 A16/2]"), 64, 256)
-    numbers = torch.from_numpy(make_task("sounds", {}).batch(np.random.default_rng(0), 8)[0][:, :1024]).view(8, 64, 16)
+    numbers = torch.from_numpy(make_task("sounds", {}).batch(np.random.default_rng(0), 8)[0][:, :512]).view(8, 32, 16)
     with torch.no_grad():
         embeddings = Model(proxy).tower(numbers)
     assert embeddings.var(0).mean() > 0.05 * embeddings.square().mean()

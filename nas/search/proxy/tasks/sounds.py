@@ -55,8 +55,8 @@ class Sounds:
 
     @property
     def vocab(self) -> int:
-        """Questions, levels and moves."""
-        return 3 * self.syllables + self.levels + self.moves
+        """Questions, then answers of each kind."""
+        return 3 * self.syllables + 2 * self.levels + self.moves
 
     @property
     def length(self) -> int:
@@ -76,7 +76,8 @@ class Sounds:
         asked = 3 * self.syllables
         x = np.concatenate([features, np.broadcast_to(np.arange(asked), (size, asked))], 1)
         y = np.full_like(x, IGNORE)
-        y[:, features.shape[1] :] = asked + np.concatenate([*levels, self.levels + moves], 1)
+        lower, upper = levels
+        y[:, features.shape[1] :] = asked + np.concatenate([lower, self.levels + upper, 2 * self.levels + moves], 1)
         return x, y
 
     def _features(
