@@ -73,11 +73,11 @@ class Sounds:
         levels = generator.integers(0, self.levels, (2, size, self.syllables))
         moves = generator.integers(0, self.moves, (size, self.syllables))
         features = np.rint(1000 * self._features(levels, moves, generator)).astype(np.int64).reshape(size, -1)
-        asked = 3 * self.syllables
-        x = np.concatenate([features, np.broadcast_to(np.arange(asked), (size, asked))], 1)
+        first = 3 * self.syllables
+        x = np.concatenate([features, np.broadcast_to(np.arange(first), (size, first))], 1)
         y = np.full_like(x, IGNORE)
         lower, upper = levels
-        y[:, features.shape[1] :] = asked + np.concatenate([lower, self.levels + upper, 2 * self.levels + moves], 1)
+        y[:, features.shape[1] :] = first + np.concatenate([lower, self.levels + upper, 2 * self.levels + moves], 1)
         return x, y
 
     def _features(
