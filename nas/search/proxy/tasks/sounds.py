@@ -18,7 +18,7 @@ _LOWER, _UPPER = (2.0, 7.0), (9.0, 14.0)
 """Bands between which the levels of the two resonances are spread."""
 _WIDTH = 1.0
 """Of a resonance, in bands."""
-_SPEAKER, _GLIDE = 0.4, 2.5
+_SPEAKER, _GLIDE = 0.4, 4.0
 """Bands by which a speaker's resonances are shifted at most, and by which those of a syllable move."""
 _PEAK, _FLOOR = 4.0, 0.1
 """Power of a resonance and of silence."""
@@ -39,7 +39,7 @@ class Sounds:
 
     syllables: int = 2
     frames: int = 16
-    levels: int = 4
+    levels: int = 6
     moves: int = 4
 
     def __post_init__(self) -> None:
