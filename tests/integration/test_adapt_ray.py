@@ -92,6 +92,7 @@ def training(
     raise AssertionError("nothing was trained")
 
 
+@pytest.mark.exhaustive  # minutes; by default test_compute_cluster.py loses a node of trainings
 def test_a_worker_is_killed_then_the_command(lab: Path, calm: dict[str, str], tmp_path: Path) -> None:
     library = tmp_path / "run/library"
     run = start(lab, tmp_path / "run")

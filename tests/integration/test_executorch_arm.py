@@ -24,7 +24,6 @@ from nas.testing.executorch_gate import gate
 from nas.testing.planted_faults import (
     EVERY_KIND,
     PLANTED,
-    PLANTED_LFM3,
     PLANTS,
     Fault,
 )
@@ -33,8 +32,7 @@ from nas.testing.planted_faults import (
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.needs("arm64")]
 
 TARGET = "aarch64-linux"
-BY_DEFAULT = [(layout, faults[0]) for layout, faults in PLANTS if layout in (PLANTED, PLANTED_LFM3)]
-"""Of convolutions and attention, and of parts that the runner itself computes for LFM3."""
+BY_DEFAULT = [(layout, faults[0]) for layout, faults in PLANTS if layout == PLANTED]
 LAYOUTS = {
     "convolutions": "d256 v512 ffn=swiglu:512 [C3 C5*2]",
     "attention": "d256 v512 ffn=swiglu:512 [A8/4 A4/1 A6/2:32]",

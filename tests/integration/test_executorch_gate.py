@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from exhaustive import mostly_exhaustive
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
@@ -13,31 +14,7 @@ from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
 from nas.testing.executorch_gate import QUANTISATION, gate
 from nas.testing.gate_contract import GateContract
-from nas.testing.planted_faults import (
-    EVERY_KIND,
-    FAULTS,
-    PLANTED,
-    PLANTED_BEHIND,
-    PLANTED_BESIDE,
-    PLANTED_FALCON,
-    PLANTED_GDN,
-    PLANTED_GEMMA,
-    PLANTED_GEMMA_3,
-    PLANTED_GLA,
-    PLANTED_LATENT,
-    PLANTED_LINEAR,
-    PLANTED_LONG,
-    PLANTED_MAMBA2,
-    PLANTED_MLSTM,
-    PLANTED_PARTIAL,
-    PLANTED_SCALING,
-    PLANTED_SHARES,
-    PLANTED_SOFTMAX,
-    PLANTED_YARN,
-    PLANTS,
-    Fault,
-    checkpoint,
-)
+from nas.testing.planted_faults import EVERY_KIND, FAULTS, PLANTED, PLANTS, Fault, checkpoint
 
 pytestmark = pytest.mark.timeout(900)  # blocks are lowered the first time
 
@@ -51,27 +28,6 @@ MORE_WIDTHS = (
     "d160 v512 ffn=swiglu:352 [C3 D4:64(conv=3) A8/4:20 D8/1:20]",
     "d128 v512 ffn=swiglu:352 [A8/4 C3&W4/2@8 A8/4(kv=0)+none C3+none ^1 -]",
 )
-ALIKE = (
-    PLANTED_SCALING,
-    PLANTED_YARN,
-    PLANTED_LINEAR,
-    PLANTED_PARTIAL,
-    PLANTED_GEMMA_3,
-    PLANTED_BEHIND,
-    PLANTED_SOFTMAX,
-    PLANTED_BESIDE,
-    PLANTED_GEMMA,
-    PLANTED_SHARES,
-    PLANTED_LONG,
-    PLANTED_FALCON,
-    PLANTED_MAMBA2,
-    PLANTED_GDN,
-    PLANTED_GLA,
-    PLANTED_MLSTM,
-    PLANTED_LATENT,
-)
-"""Layouts whose parts are nearly those of others, or of `EVERY_KIND` with faults in test_llama_cpp_patched.py: by
-default neither they nor their faults."""
 (STALE,) = (fault for fault in FAULTS if fault.earlier)
 RIGHT = (
     *(layout.format() for layout, _ in PLANTS),
@@ -82,13 +38,7 @@ RIGHT = (
 
 
 # Of unusual widths none by default; how constants are packed is in tests/unit/test_executorch_numbers.py.
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(text, marks=[pytest.mark.exhaustive] if text in (*MORE_WIDTHS, *map(Layout.format, ALIKE)) else [])
-        for text in RIGHT
-    ],
-)
+@pytest.mark.parametrize("text", mostly_exhaustive(RIGHT, EVERY_KIND.format()))
 def test_right_graphs_pass(executorch_build: Build, tmp_path: Path, text: str) -> None:
     report = gate(tmp_path, Layout.parse(text), executorch_build)
     assert report.passed, (report.error, report.limit)
@@ -100,15 +50,12 @@ class TestGate(GateContract):
         return EXECUTORCH
 
 
-# One fault of every kind by default; those of convolutions and attention are in `TestGate`.
+# Lowering a kind of block takes most of a minute: by default the faults of convolutions and attention alone, in
+# `TestGate`, and one of every other kind in test_llama_cpp_patched.py.
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [
-        pytest.param(
-            layout,
-            fault,
-            marks=[pytest.mark.exhaustive] if layout in ALIKE or fault not in (faults[0], STALE) else [],
-        )
+        pytest.param(layout, fault, marks=[] if (layout, fault) == (PLANTED, STALE) else pytest.mark.exhaustive)
         for layout, faults in PLANTS
         for fault in faults
         if layout != PLANTED or fault.earlier

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(900)  # lowering the blocks, and all of them ag
 CONTEXT, FEED = 352, Feed(prompt=290, gen=STEPS, batch=71)
 """Longer than the rows of any window's cache, so that each is written round and round."""
 
-SMALL = "d64 v128 ffn=swiglu:64 [W4/2@24+none M16+none]"
+SMALL = "d64 v128 ffn=swiglu:64 [C3 W4/2@24+none]"
 EVERY_STATE = "d64 v128 ffn=swiglu:64 [C3 A2/1+none M16+none W4/2@24+none ^1 A2/1(kv=1)+none]"
 SHARED = "d64 v128 ffn=swiglu:64 [A4/2(qk_norm=0)+none C3&W2/1@40+none ^1 A4/2(kv=0)+none]"
 ROUTED = "d64 v128 ffn=moe:4x2:32 [C3+none A2/1]"

@@ -21,19 +21,12 @@ from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import (
     EVERY_KIND,
     PLANTED,
-    PLANTED_BEHIND,
-    PLANTED_BESIDE,
     PLANTED_CHOICE,
-    PLANTED_FALCON,
-    PLANTED_GEMMA_3,
-    PLANTED_LINEAR,
-    PLANTED_LONG,
-    PLANTED_PARTIAL,
-    PLANTED_QWEN,
-    PLANTED_SCALING,
-    PLANTED_SHARES,
-    PLANTED_SOFTMAX,
-    PLANTED_YARN,
+    PLANTED_GDN,
+    PLANTED_LFM3,
+    PLANTED_MAMBA2,
+    PLANTED_MOE,
+    PLANTED_WINDOWS,
     PLANTS,
     Fault,
     checkpoint,
@@ -42,11 +35,8 @@ from nas.testing.planted_faults import (
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.needs("arm64")]  # the first test compiles
 
 TARGET = "aarch64-linux"
-ALIKE = (
-    *(PLANTED_SCALING, PLANTED_YARN, PLANTED_LINEAR, PLANTED_PARTIAL, PLANTED_LONG, PLANTED_BEHIND, PLANTED_BESIDE),
-    *(PLANTED_GEMMA_3, PLANTED_QWEN, PLANTED_SOFTMAX, PLANTED_SHARES, PLANTED_FALCON),
-)
-"""Layouts whose kernels are those of others: none of their faults by default."""
+BY_DEFAULT = (PLANTED, PLANTED_MOE, PLANTED_WINDOWS, PLANTED_MAMBA2, PLANTED_GDN, PLANTED_LFM3)
+"""Layouts whose first fault is planted by default; their kernels are those of all others."""
 LAYOUTS = {
     "lfm2": "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/1]",
     "qwen3": "d128 v512 ffn=swiglu:352 [A8/4*3]",
@@ -88,7 +78,7 @@ def test_right_graphs_pass(
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [
-        pytest.param(layout, fault, marks=() if fault is faults[0] and layout not in ALIKE else pytest.mark.exhaustive)
+        pytest.param(layout, fault, marks=() if fault is faults[0] and layout in BY_DEFAULT else pytest.mark.exhaustive)
         for layout, faults in PLANTS
         if LLAMA_CPP.supports(layout)
         for fault in faults

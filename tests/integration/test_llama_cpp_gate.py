@@ -1,7 +1,7 @@
 """The equivalence gate on real files: right graphs pass, and each planted fault fails.
 
 By default at q4_0: every right layout, all faults of convolutions, attention and experts, and one of every other kind;
-right layouts of `TestStockGate` and its like at every quantisation.
+the right layout of `TestStockGate` at every quantisation.
 """
 
 from __future__ import annotations
@@ -23,36 +23,15 @@ from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.runner import Feed, local_machine, runner_logits
 from nas.testing.gate_contract import GateContract
 from nas.testing.llama_cpp_gate import gate
-from nas.testing.planted_faults import (
-    BEHIND_FAULTS,
-    BIAS_FAULTS,
-    FALCON_FAULTS,
-    GEMMA_3_FAULTS,
-    GEMMA_FAULTS,
-    LINEAR_FAULTS,
-    LONG_FAULTS,
-    MOE_FAULTS,
-    PARTIAL_FAULTS,
-    PLANTED_BEHIND,
-    PLANTED_BIASES,
-    PLANTED_FALCON,
-    PLANTED_GEMMA,
-    PLANTED_GEMMA_3,
-    PLANTED_LINEAR,
-    PLANTED_LONG,
-    PLANTED_MOE,
-    PLANTED_PARTIAL,
-    PLANTED_QWEN_STOCK,
-    PLANTED_SCALING,
-    PLANTED_YARN,
-    QWEN_STOCK_FAULTS,
-    SCALING_FAULTS,
-    YARN_FAULTS,
-    Fault,
-    checkpoint,
-)
+from nas.testing.planted_faults import MOE_FAULTS, PLANTED_MOE, PLANTS, Fault, checkpoint
 
+STOCK_PLANTS = [
+    (layout, faults)
+    for layout, faults in PLANTS
+    if layout != PLANTED_MOE and LLAMA_CPP.supports(layout).verdict == "stock"
+]
 RIGHT = (
+    *(layout.format() for layout, _ in STOCK_PLANTS),
     "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/2]",
     "d128 v512 ffn=swiglu:352 [C3*2 A8/4 C3*2 A8/2 C3]",
     "d96 v300 untied ffn=swiglu:256 [C5 A6/2 C5 A6/3]",
@@ -83,7 +62,7 @@ def test_right_graphs_pass(llama_build: Build, tmp_path: Path, text: str, quanti
 def test_right_graphs_pass_where_roles_have_types_of_their_own(
     llama_build: Build, tmp_path: Path, quantisation: str
 ) -> None:
-    report = gate(tmp_path, quantisation, Layout.parse(RIGHT[3]), llama_build)
+    report = gate(tmp_path, quantisation, PLANTED_MOE, llama_build)
     assert report.passed, (report.error, report.limit, report.note)
 
 
@@ -98,67 +77,19 @@ class TestStockGate(GateContract):
         return LLAMA_CPP
 
 
-class TestScaledPositionsGate(TestStockGate):
-    """RoPE as in Llama 3.1: factors of frequencies in the file."""
-
-    layout = PLANTED_SCALING
-    faults = first_by_default(SCALING_FAULTS)
-
-
-class TestBiasesGate(TestStockGate):
-    layout = PLANTED_BIASES
-    faults = first_by_default(BIAS_FAULTS)
-
-
-class TestYarnPositionsGate(TestStockGate):
-    layout = PLANTED_YARN
-    faults = first_by_default(YARN_FAULTS)
-
-
-class TestLinearPositionsGate(TestStockGate):
-    layout = PLANTED_LINEAR
-    faults = first_by_default(LINEAR_FAULTS)
-
-
-class TestGemmaGate(TestStockGate):
-    """As Gemma 2: norms on both sides, GELU gates, bounded scores and logits, a scaled embedding."""
-
-    layout = PLANTED_GEMMA
-    faults = first_by_default(GEMMA_FAULTS)
-
-
-class TestGemma3Gate(TestStockGate):
-    layout = PLANTED_GEMMA_3
-    faults = first_by_default(GEMMA_3_FAULTS)
-
-
-class TestNormsBehindGate(TestStockGate):
-    layout = PLANTED_BEHIND
-    faults = first_by_default(BEHIND_FAULTS)
-
-
-class TestLongPositionsGate(TestStockGate):
-    """As Phi-4-mini: divisors of angles that come with the weights, projections of one input in one tensor."""
-
-    layout = PLANTED_LONG
-    faults = first_by_default(LONG_FAULTS)
-
-
-class TestFalconGate(TestStockGate):
-    layout = PLANTED_FALCON
-    faults = first_by_default(FALCON_FAULTS)
-
-
-class TestQwenGate(TestStockGate):
-    """As Qwen3.5: Gated DeltaNet next to attention with wide gates, norms of epsilon 1e-6."""
-
-    layout = PLANTED_QWEN_STOCK
-    faults = first_by_default(QWEN_STOCK_FAULTS)
-
-
-class TestPartialPositionsGate(TestStockGate):
-    layout = PLANTED_PARTIAL
-    faults = first_by_default(PARTIAL_FAULTS)
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "q8_0", "f16", "f32"], "q4_0"))
+@pytest.mark.parametrize(
+    ("layout", "fault"),
+    [(layout, fault) for layout, faults in STOCK_PLANTS for fault in first_by_default(faults)],
+    ids=lambda value: value.name if isinstance(value, Fault) else value.format(),
+)
+def test_planted_faults_of_stock_kinds_fail(
+    llama_build: Build, patched_build: Build, tmp_path: Path, layout: Layout, fault: Fault, quantisation: str
+) -> None:
+    build = llama_build if LLAMA_CPP.supports(fault.exported(layout)).verdict == "stock" else patched_build
+    with pytest.raises(CandidateFailed) as failure:
+        gate(tmp_path, quantisation, layout, build, fault).require()
+    assert failure.value.reason == "gate"
 
 
 @pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))

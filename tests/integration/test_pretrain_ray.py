@@ -93,7 +93,7 @@ def starts_of(folder: Path) -> list[str]:
     return [line for line in log.read_text().splitlines() if "from step" in line]
 
 
-@pytest.mark.exhaustive  # minutes; by default test_adapt_ray.py and test_compute_cluster.py lose workers
+@pytest.mark.exhaustive  # minutes; by default test_compute_cluster.py loses a node of trainings
 def test_two_workers_resume_an_interrupted_training(
     tmp_path: Path, start: Callable[[int], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def test_a_killed_command_writes_the_same_file_when_it_is_repeated(source: Path,
     assert not any((tmp_path / "killed/tmp").glob("hilnas-quantise-*"))
 
 
+@pytest.mark.exhaustive  # by default the other tests see that files are made and compared once
 def test_types_are_made_and_compared_once(
     source: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ def test_types_are_made_and_compared_once(
     assert trim(0) == 2 * (sizes["q4_0"] + sizes["q8_0"])
 
 
+@pytest.mark.exhaustive
 def test_times_are_measured_by_type_and_number_of_threads(source: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache/runtimes").symlink_to(REAL_CACHE / "runtimes")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retrieval_lab import texts, write_lines, write_model
 
-KILLS = 5 if os.environ.get("HILNAS_TEST_ALL") else 2
+KILLS = 5 if os.environ.get("HILNAS_TEST_ALL") else 1
 
 
 def start(folder: Path, index: str) -> subprocess.Popen[bytes]:

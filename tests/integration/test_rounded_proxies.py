@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from exhaustive import mostly_exhaustive
 
 from benchmarks.quality.rounding import TYPES
 from nas.measure.runtimes.llama_cpp.variants import Build
 
 
-@pytest.mark.parametrize("kind", mostly_exhaustive(["short convolution", "mixture of experts"], "short convolution"))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["short convolution", "mixture of experts"])
 def test_rounded_weights_lose_what_the_file_loses(kind: str, patched_build: Build) -> None:
     argv = [sys.executable, "-m", "benchmarks.quality.rounding", "--only", kind, "--steps", "30"]
     bits = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout)
