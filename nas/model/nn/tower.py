@@ -181,7 +181,7 @@ def sound_encoder(config: Mapping[str, Any], seed: int) -> nn.Module:
 
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        encoder = ParakeetEncoder(ParakeetEncoderConfig(**config))
+        encoder: nn.Module = ParakeetEncoder(ParakeetEncoderConfig(**config))
         for module in encoder.modules():
             if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
                 module.reset_parameters()

@@ -96,9 +96,9 @@ class Sounds:
         pulsed = np.arange(self.frames) % _PULSE >= _PULSE // 2
         power[moves == MOVES.index("pulsed")] *= pulsed[:, None]
         power *= np.exp(generator.uniform(-_LOUDNESS, _LOUDNESS, (size, self.syllables, 1, 1)))
-        power = power.reshape(size, -1, PROXY_BANDS)
-        for frame in range(1, power.shape[1]):
-            power[:, frame] += _ECHO * power[:, frame - 1]
-        rows = np.log(power + _FLOOR) + generator.normal(0, _NOISE, power.shape)
+        echoing = power.reshape(size, -1, PROXY_BANDS)
+        for frame in range(1, echoing.shape[1]):
+            echoing[:, frame] += _ECHO * echoing[:, frame - 1]
+        rows = np.log(echoing + _FLOOR) + generator.normal(0, _NOISE, echoing.shape)
         normalised: NDArray[np.float64] = (rows - rows.mean((1, 2), keepdims=True)) / rows.std((1, 2), keepdims=True)
         return normalised
