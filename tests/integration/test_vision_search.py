@@ -1,4 +1,4 @@
-"""A study of vision, launched: real agent, database and trainings, a fake runtime; the real runner with both media."""
+"""Studies of vision and of audio, launched: real agent, database and trainings, a fake runtime; the real runner with both media."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from cli_runner import nas
 from study_lab import WITHOUT_RAY, Lab
+from test_audio_space import AUDIO
+from test_audio_space import TASKS as SOUND_TASKS
 from test_vision_space import TASKS, VISION
 
 from nas.core.layout import Layout
@@ -22,16 +24,23 @@ LAYOUT = "d64 v256 tower=64x2:heads=2:connector=64:{} ffn=swiglu:64 [C3 A4/2 C3]
 
 
 @pytest.mark.exhaustive  # one to two minutes
-def test_a_launch_ends_with_a_front_of_quality_and_latency(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("space", "tasks", "changes"), [(VISION, TASKS, {"cells": 1}), (AUDIO, SOUND_TASKS, {})], ids=["images", "sounds"]
+)
+def test_a_launch_ends_with_a_front_of_quality_and_latency(
+    tmp_path: Path, space: dict[str, Any], tasks: dict[str, Any], changes: dict[str, int]
+) -> None:
     lab = Lab(tmp_path / "lab", program=WITHOUT_RAY)
-    learned = {"steps": 100, "batch": 16, "settings": TASKS["pictures"]["settings"] | {"cells": 1}}
+    learned = {
+        name: {"steps": 100, "batch": 16, "settings": task["settings"] | changes} for name, task in tasks.items()
+    }
     few = {
         "protocol": {"screen_repetitions": 2, "confirm_repetitions": 2, "remeasure": None},
-        "quality": {**VISION["quality"], "rungs": [{"name": "only", "tasks": {"pictures": learned}}]},
+        "quality": {**space["quality"], "rungs": [{"name": "only", "tasks": learned}]},
         "search": {"proposer": "ehvi", "seeds": 2},
     }
-    lab.space("seeing", **{key: value for key, value in {**VISION, **few}.items() if key != "name"})
-    report = lab.json_here(*lab.launch("first", "--trials", "3", space="seeing"))
+    lab.space("reading", **{key: value for key, value in {**space, **few}.items() if key != "name"})
+    report = lab.json_here(*lab.launch("first", "--trials", "3", space="reading"))
     assert report["state"] == "complete" and report["front"]
     assert [objective["metric"] for objective in report["objectives"]] == ["quality", "ttft"]
     assert all(Layout.parse(member["layout"]).tower for member in report["front"])
