@@ -1,4 +1,4 @@
-"""Studies of vision and of audio, launched: real agent, database and trainings, a fake runtime; the real runner with both media."""
+"""Studies of vision and of audio, launched with a fake runtime; the real runner with images and with sounds."""
 
 from __future__ import annotations
 
