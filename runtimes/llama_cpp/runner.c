@@ -535,14 +535,15 @@ static int measure(void) {
     struct measurement m = {0};
     struct reference reference, *beside = opt.reference ? &reference : NULL;
     bool serves = beside && fork_reference(beside);
-    if (serves) opt.model = opt.reference;
+    if (serves) {
+        opt.model = opt.reference;
 #ifdef HILNAS_MEDIA
-    if (serves && opt.reference_prompt > opt.prompt) {
-        opt.context += opt.reference_prompt - opt.prompt, opt.prompt = opt.reference_prompt;
-        opt.warmup = opt.prompt < opt.ubatch ? opt.prompt : opt.ubatch;
-    }
+        if (opt.reference_prompt > opt.prompt) {
+            opt.context += opt.reference_prompt - opt.prompt, opt.prompt = opt.reference_prompt;
+            opt.warmup = opt.prompt < opt.ubatch ? opt.prompt : opt.ubatch;
+        }
 #endif
-    else if (beside) await_reference(beside);
+    } else if (beside) await_reference(beside);
     if (opt.gpu) setenv("GGML_VK_VISIBLE_DEVICES", "0", 0);
     llama_backend_init();
     if (opt.gpu) choose_gpu(), node_callback = node_callback ? node_callback : on_gpu_node;
