@@ -192,6 +192,20 @@ def test_a_group_of_little_signal_does_not_count_and_says_why() -> None:
     assert scale.anchors == 6
 
 
+def test_a_noisy_group_of_recall_counts_in_recall_alone() -> None:
+    scale = anchored(anchors(clear=(1.0, 0.1), mqar=(0.01, 0.6)))
+    assert set(scale.reference) == {"task/clear"} and scale.noisy_recall == {"task/mqar": 2.0}
+    assert scale.reasons["task/mqar"].endswith("less than 2; it counts in recall alone")
+    scale = QualityScale.model_validate(scale.model_dump(mode="json"))
+    quality = scale.quality({0: {"task/clear": 1.0, "task/mqar": 3.0}})
+    assert (quality.value, quality.recall) == (0.5, 1.5)
+    assert quality.recall_sd == pytest.approx(0.6, rel=0.3) and quality.sd < 0.2
+    fresh = scale.rescored({7: {"task/clear": 2.0, "task/mqar": 4.0}})
+    assert fresh.quality({7: {"task/clear": 1.0, "task/mqar": 3.0}}).recall == 0.75
+    seen = [{seed: {"task/clear": 2.0, "task/mqar": 2.0} for seed in range(4)}] * 4
+    assert fresh.with_noise_of(seen).recall_spreads["task/mqar"].sd < scale.recall_spreads["task/mqar"].sd
+
+
 def test_the_group_of_most_signal_counts_even_if_it_is_little() -> None:
     scale = anchored(anchors(little=(0.2, 0.6), none=(0.0, 0.6)))
     assert set(scale.reference) == {"task/little"}

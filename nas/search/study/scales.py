@@ -15,7 +15,7 @@ import numpy as np
 
 from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.layout import Layout
-from nas.core.metrics import METRICS, RECALL, RECALL_METRIC
+from nas.core.metrics import METRICS, RECALL_METRIC
 from nas.core.pareto import arrays, front_hypervolume, front_mask
 from nas.core.scoring import (
     ATTENTION,
@@ -279,6 +279,6 @@ async def train_anchors(work: StageWork, scales: Scales, layouts: Sequence[Layou
 
 
 def _require_recall(scale: QualityScale) -> None:
-    if not any(group.startswith(RECALL) for group in scale.reference):
+    if not scale.recall_spreads:
         why = "; ".join(f"{group}: {reason}" for group, reason in scale.reasons.items())
         raise InvalidInput(f"rung {scale.rung!r} has no group of recall that counts ({why}), but the space uses recall")
