@@ -1,0 +1,131 @@
+"""Price and signal of a group of recall in the ladder of `lfm2`, on eight layouts.
+
+    python -m benchmarks.quality.recall_price run [--minutes M]      trains what is missing
+    python -m benchmarks.quality.recall_price report [--page docs/measured/truth.md]
+
+A row is a task with its steps, as it would be trained in the top rung. Scores are relative to the published reference's
+of the same seed. Signal is the deviation between layouts beyond that of seeds, noise that of a mean of the top rung's
+two seeds. The price is that of a candidate's trainings with the task, as a multiple of those of text alone: of
+candidates that enter the first rung, as many climb as the rungs keep. That of fresh seeds is the same of a layout of
+the front, which is trained on each of them from the start. Layouts are named beforehand; one training is one line of
+`RECORDED`, under its result key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean, variance
+from typing import Any
+
+from benchmarks.page import fill, table
+from benchmarks.quality.truth import recorded, train_missing
+from nas.core.layout import Layout
+from nas.core.quality_config import DEFAULT_RUNGS, QualityConfig, Rung, TaskStage
+from nas.model.text.corpus import refer
+from nas.search.proxy.job import TrainJob
+from nas.search.proxy.ladder import rung_jobs
+from nas.search.proxy.quality import paired_spread
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "recall-price.jsonl"
+SEEDS = (0, 1)
+TEXT = "text"
+_DENSE = "d1024 v65536 ffn=swiglu:4608"
+LAYOUTS = {
+    "published": f"{_DENSE} [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]",
+    "attention alone": "d1024 v65536 ffn=swiglu:4832 [A16/8*16]",
+    "four": f"{_DENSE} [C3*3 A16/8 C3*3 A16/8 C3*3 A16/8 C3*3 A16/8]",
+    "two": f"{_DENSE} [C3*5 A16/8 C3*5 A16/8 C3*4]",
+    "one, first": f"{_DENSE} [A16/8 C3*15]",
+    "one, middle": f"{_DENSE} [C3*8 A16/8 C3*7]",
+    "one, last": f"{_DENSE} [C3*15 A16/8]",
+    "one, experts": "d1024 v65536 ffn=moe:8x4:384 [C5+swiglu:4096 C5*6 A16/2 C5*9]",
+}
+"""Layers of attention -> layout."""
+TASKS: dict[str, dict[str, TaskStage]] = {
+    "automata, 150 x 8": {"automata": TaskStage(steps=150)},
+    "automata, 300 x 4": {"automata": TaskStage(steps=300, batch=4)},
+    "recall, 100 x 16": {"recall": TaskStage(steps=100, batch=16)},
+    "recall, 100 x 16, value behind": {"recall": TaskStage(steps=100, batch=16, settings={"beside": False})},
+}
+
+
+def jobs(name: str, layout: str) -> list[TrainJob]:
+    """Returns the trainings of a cell: of text, that of the first rung."""
+    rung = DEFAULT_RUNGS[0] if name == TEXT else Rung(name="recall", tasks=TASKS[name], seeds=SEEDS)
+    config = QualityConfig(rungs=(rung,))
+    return rung_jobs(config, 0, Layout.parse(LAYOUTS[layout]), refer(config.corpus, Path.cwd()))
+
+
+def prices(text_s: float, task_s: float) -> tuple[float, float]:
+    """Returns the price of a candidate, and of a fresh seed, as multiples of those without the task.
+
+    Args:
+        text_s: seconds of a step of text.
+        task_s: seconds of a training of the task.
+    """
+    share, before, text = 1.0, dict[int, int](), 0.0
+    for rung in DEFAULT_RUNGS:
+        text += share * sum(rung.lm_steps - before.get(seed, 0) for seed in rung.seeds)
+        before = dict.fromkeys(rung.seeds, rung.lm_steps)
+        top, share = share, share * (rung.keep or 1.0)
+    whole = DEFAULT_RUNGS[-1].lm_steps
+    return 1 + top * len(SEEDS) * task_s / (text * text_s), 1 + task_s / (whole * text_s)
+
+
+def report(trained: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the rows that are trained, in Markdown."""
+
+    def rows(name: str, layout: str) -> list[Mapping[str, Any]]:
+        return [trained[job.key] for job in jobs(name, layout) if job.key in trained]
+
+    text_s = {layout: row["cpu_seconds"] / row["steps"] for layout in LAYOUTS for row in rows(TEXT, layout)}
+    cells = []
+    for name in TASKS:
+        of_layouts = {layout: rows(name, layout) for layout in LAYOUTS}
+        if text_s.keys() != LAYOUTS.keys() or not all(len(each) == len(SEEDS) for each in of_layouts.values()):
+            continue
+        scores = {
+            layout: {row["seed"]: fmean(row["scores"].values()) for row in of} for layout, of in of_layouts.items()
+        }
+        ratios = {layout: {s: of[s] / scores["published"][s] for s in of} for layout, of in scores.items()}
+        means = {layout: fmean(of.values()) for layout, of in ratios.items()}
+        noise = paired_spread([*ratios.values()]).sd / math.sqrt(len(SEEDS))
+        signal = math.sqrt(max(0.0, variance(means.values()) - noise**2))
+        price = [prices(text_s[layout], fmean(row["cpu_seconds"] for row in of)) for layout, of in of_layouts.items()]
+        candidate, fresh = (f"{fmean(column):.2f}" for column in zip(*price, strict=True))
+        learned = f"{fmean(scores['published'].values()):.2f}"
+        shown = (f"{signal:.2f}", f"{noise:.2f}", candidate, fresh)
+        cells.append((name, learned, *(f"{means[layout]:.2f}" for layout in LAYOUTS if layout != "published"), *shown))
+    head = (
+        "task, steps x examples",
+        "nats of published",
+        *list(LAYOUTS)[1:],
+        "signal",
+        "noise",
+        "price",
+        "fresh seeds",
+    )
+    return f"{table(head, cells)}\n{len(cells)} of {len(TASKS)} rows, {len(SEEDS)} seeds.\n"
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    commands.add_parser("run").add_argument("--minutes", type=float, default=600.0, help="begin no training after")
+    commands.add_parser("report").add_argument("--page", type=Path)
+    options = parser.parse_args()
+    if options.command == "run":
+        todo = {job.key: (layout, job) for name in (TEXT, *TASKS) for layout in LAYOUTS for job in jobs(name, layout)}
+        train_missing(todo, RECORDED, options.minutes)
+    elif options.page:
+        fill(options.page, "recall-price", report(recorded(RECORDED)))
+    else:
+        print(report(recorded(RECORDED)))
+
+
+if __name__ == "__main__":
+    main()
