@@ -1,7 +1,7 @@
 """Searches with every family of mixers, and with gated short convolutions and attention alone: what do the others add?
 
     python -m benchmarks.mixers run FOLDER [--base lfm2-full] [--seeds 0 1] [--trials 80]     # hours
-    python -m benchmarks.mixers ablate FOLDER [--members 6]                                   # then, an hour
+    python -m benchmarks.mixers ablate FOLDER [--members 4]                                   # then, two hours
     python -m benchmarks.mixers report [FOLDER] [--page docs/measured/mixers.md]
 
 The first two say how long they take; stopped or killed, they continue with the same command. `report FOLDER` is of the
@@ -57,6 +57,7 @@ from nas.core.metrics import METRICS
 from nas.core.pareto import contributions, front_mask, hypervolume
 from nas.core.quality_config import QualityConfig
 from nas.core.stats import Z95
+from nas.core.units import show_duration
 from nas.infra.store.rows import StudyState
 from nas.model.text.corpus import refer
 from nas.search.proxy.job import TrainJob
@@ -124,7 +125,7 @@ def measuring(base: Mapping[str, Any], layouts: Sequence[str]) -> dict[str, Any]
     chosen = ("model", "mixers", "ffn", "pattern", "limits", "parallel", "budgets")
     return {
         **{key: value for key, value in base.items() if key not in chosen},
-        "name": f"{base['name']}-{ABLATION}",
+        "name": f"{base['name']}-{ABLATION}-{len(layouts)}",
         "layouts": list(layouts),
         "objectives": [each for each in base["objectives"] if METRICS[each["metric"]].source != "proxy"],
         "quality": {"rungs": [{"name": "untrained", "lm_steps": _UNTRAINED}], "min_reference": 1e-6},
@@ -195,8 +196,13 @@ def ablate(folder: Path, members: int, minutes: float, path: Path = RECORDED) ->
     content = yaml.safe_load((folder / "all.yaml").read_text())
     measured, terms = campaign(folder, ABLATION, measuring(content, listed)), Terms(OURS, 0, len(listed))
     measured.tell([terms])
-    published = base.references.layouts()["published"].format()
-    todo = {job.key: (layout, job) for layout in (published, *layouts) for job in _jobs(base.quality, layout, folder)}
+    jobs = {layout: _jobs(base.quality, layout, folder) for layout in (_published(searches), *layouts)}
+    todo = {job.key: (layout, job) for layout, of_layout in jobs.items() for job in of_layout}
+    first = jobs[_published(searches)]
+    train_missing({job.key: todo[job.key] for job in first}, trainings_of(path), minutes)
+    done = trainings(trainings_of(path))
+    seconds = sum(done[job.key]["cpu_seconds"] for job in first) / len(first) * len(todo.keys() - done.keys())
+    print(f"trainings: about {show_duration(seconds)} left", file=sys.stderr, flush=True)
     train_missing(todo, trainings_of(path), minutes)
     measured.run([terms])
     write([*searches, *collected(folder, [(ABLATION, terms)])], path)
@@ -207,6 +213,10 @@ def _jobs(config: QualityConfig, layout: str, folder: Path) -> list[TrainJob]:
     assert config.rescore is not None, "so it is in packaged spaces"
     top = last_rung(config).with_seeds(config.rescore.seeds)
     return rung_jobs(top, 0, Layout.parse(layout), refer(config.corpus, folder))
+
+
+def _published(studies: Sequence[Recorded]) -> str:
+    return str(next(row["layout"] for row in studies[0]["told"] if row["origin"] == "reference"))
 
 
 def trainings_of(path: Path) -> Path:
@@ -274,15 +284,13 @@ class Ablated:
         runs: dict[str, dict[int, dict[str, float]]] = {}
         for row in trained:
             runs.setdefault(row["layout"], {}).setdefault(row["seed"], {}).update(row["scores"])
-        published = next(row["layout"] for row in studies[0]["told"] if row["origin"] == "reference")
         self._measured = {
             row["layout"]: row for study in studies if study["side"] == ABLATION for row in complete(study)
         }
         self.devices = sorted({name for row in self._measured.values() for name in row["objectives"]})
         self._of_seeds: dict[str, dict[str, Mapping[int, float]]] = {name: {} for name in QUALITIES}
-        if published not in runs:
+        if (theirs := runs.pop(_published(studies), None)) is None:
             return
-        theirs = runs.pop(published)
         scale = fix_scale("long", theirs, [*runs.values()], minimum=QualityConfig().min_reference)
         for layout, scores in runs.items():
             if scores.keys() != theirs.keys() or any(scale.reference.keys() - each.keys() for each in scores.values()):
@@ -398,7 +406,7 @@ def main() -> int:
     running.add_argument("--base", default="lfm2-full", help="name or file of a space")
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     running.add_argument("--trials", type=int, default=80, help="of each study, references not counted")
-    ablating.add_argument("--members", type=int, default=6, help="layouts of the front, first those that add most")
+    ablating.add_argument("--members", type=int, default=4, help="layouts of the front, first those that add most")
     ablating.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
     reporting.add_argument("folder", type=Path, nargs="?", help="of studies that may not have ended")
     reporting.add_argument("--page", type=Path, help="whose part `mixers` is written")

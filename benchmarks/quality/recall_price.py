@@ -45,10 +45,9 @@ LAYOUTS = {
 }
 """Layers of attention -> layout."""
 TASKS: dict[str, dict[str, TaskStage]] = {
+    "automata, 200 x 4": {"automata": TaskStage(steps=200, batch=4)},
     "automata, 150 x 8": {"automata": TaskStage(steps=150)},
-    "automata, 300 x 4": {"automata": TaskStage(steps=300, batch=4)},
     "recall, 100 x 16": {"recall": TaskStage(steps=100, batch=16)},
-    "recall, 100 x 16, value behind": {"recall": TaskStage(steps=100, batch=16, settings={"beside": False})},
 }
 
 
