@@ -335,8 +335,9 @@ class Ablated:
             rows.append([f"`{layout}`", "as it is", *(self.value(name, layout) for name in names)])
             for ablation, left in ablations(layout).items():
                 of_pair = [self.change(name, layout, left) for name in names]
-                changes.setdefault(ablation, []).append(of_pair)
                 rows.append(["", ablation, *map(_changed, names, of_pair)])
+                if any(of_pair):
+                    changes.setdefault(ablation, []).append(of_pair)
         means = [
             [
                 ablation,

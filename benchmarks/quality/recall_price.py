@@ -33,8 +33,9 @@ RECORDED = Path(__file__).parents[1] / "recorded" / "recall-price.jsonl"
 SEEDS = (0, 1)
 TEXT = "text"
 _DENSE = "d1024 v65536 ffn=swiglu:4608"
+PUBLISHED = "published"
 LAYOUTS = {
-    "published": f"{_DENSE} [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]",
+    PUBLISHED: f"{_DENSE} [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]",
     "attention alone": "d1024 v65536 ffn=swiglu:4832 [A16/8*16]",
     "four": f"{_DENSE} [C3*3 A16/8 C3*3 A16/8 C3*3 A16/8 C3*3 A16/8]",
     "two": f"{_DENSE} [C3*5 A16/8 C3*5 A16/8 C3*4]",
@@ -45,10 +46,11 @@ LAYOUTS = {
 }
 """Layers of attention -> layout."""
 TASKS: dict[str, dict[str, TaskStage]] = {
+    "automata, 300 x 8": {"automata": TaskStage(steps=300)},
     "automata, 200 x 4": {"automata": TaskStage(steps=200, batch=4)},
-    "automata, 150 x 8": {"automata": TaskStage(steps=150)},
     "recall, 100 x 16": {"recall": TaskStage(steps=100, batch=16)},
 }
+"""Task, steps x examples."""
 
 
 def jobs(name: str, layout: str) -> list[TrainJob]:
@@ -75,39 +77,35 @@ def prices(text_s: float, task_s: float) -> tuple[float, float]:
 
 
 def report(trained: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the rows that are trained, in Markdown."""
+    """Returns a row for each task, with the layouts that are trained, in Markdown."""
 
-    def rows(name: str, layout: str) -> list[Mapping[str, Any]]:
-        return [trained[job.key] for job in jobs(name, layout) if job.key in trained]
+    def rows(name: str) -> dict[str, list[Mapping[str, Any]]]:
+        found = {layout: [trained.get(job.key) for job in jobs(name, layout)] for layout in LAYOUTS}
+        return {layout: [row for row in each if row] for layout, each in found.items() if all(each)}
 
-    text_s = {layout: row["cpu_seconds"] / row["steps"] for layout in LAYOUTS for row in rows(TEXT, layout)}
+    text_s = {layout: row["cpu_seconds"] / row["steps"] for layout, (row,) in rows(TEXT).items()}
     cells = []
     for name in TASKS:
-        of_layouts = {layout: rows(name, layout) for layout in LAYOUTS}
-        if text_s.keys() != LAYOUTS.keys() or not all(len(each) == len(SEEDS) for each in of_layouts.values()):
+        if (of_layouts := rows(name)).keys() <= {PUBLISHED} or PUBLISHED not in of_layouts:
             continue
         scores = {
-            layout: {row["seed"]: fmean(row["scores"].values()) for row in of} for layout, of in of_layouts.items()
+            layout: {row["seed"]: fmean(row["scores"].values()) for row in of_layouts[layout]} for layout in of_layouts
         }
-        ratios = {layout: {s: of[s] / scores["published"][s] for s in of} for layout, of in scores.items()}
-        means = {layout: fmean(of.values()) for layout, of in ratios.items()}
+        published = scores[PUBLISHED]
+        ratios = {layout: {seed: of[seed] / published[seed] for seed in of} for layout, of in scores.items()}
         noise = paired_spread([*ratios.values()]).sd / math.sqrt(len(SEEDS))
+        means = {layout: fmean(of.values()) for layout, of in ratios.items()}
         signal = math.sqrt(max(0.0, variance(means.values()) - noise**2))
-        price = [prices(text_s[layout], fmean(row["cpu_seconds"] for row in of)) for layout, of in of_layouts.items()]
-        candidate, fresh = (f"{fmean(column):.2f}" for column in zip(*price, strict=True))
-        learned = f"{fmean(scores['published'].values()):.2f}"
-        shown = (f"{signal:.2f}", f"{noise:.2f}", candidate, fresh)
-        cells.append((name, learned, *(f"{means[layout]:.2f}" for layout in LAYOUTS if layout != "published"), *shown))
-    head = (
-        "task, steps x examples",
-        "nats of published",
-        *list(LAYOUTS)[1:],
-        "signal",
-        "noise",
-        "price",
-        "fresh seeds",
-    )
-    return f"{table(head, cells)}\n{len(cells)} of {len(TASKS)} rows, {len(SEEDS)} seeds.\n"
+        price = [
+            prices(text_s[layout], fmean(row["cpu_seconds"] for row in of_layouts[layout]))
+            for layout in text_s.keys() & of_layouts.keys()
+        ]
+        candidate, fresh = (fmean(column) for column in zip(*price, strict=True)) if price else (math.nan, math.nan)
+        shown = [f"{means[layout]:.2f}" if layout in means else "-" for layout in LAYOUTS if layout != PUBLISHED]
+        numbers = (f"{number:.2f}" for number in (signal, noise, candidate, fresh))
+        cells.append((name, f"{fmean(published.values()):.2f}", *shown, *numbers))
+    others = [layout for layout in LAYOUTS if layout != PUBLISHED]
+    return table(("task", "nats of published", *others, "signal", "noise", "price", "fresh seed"), cells)
 
 
 def main() -> None:

@@ -121,7 +121,8 @@ def test_the_report_has_what_each_ablation_changes() -> None:
     measured = {**studies[1], "side": ABLATION, "told": rows, "trials": 2}
     text = report([*studies, measured], trained)
     assert f"| `{layout}` | as it is |" in text
-    assert "| no linear and state mixers | -0.3" in text and "-0.750 ± 0.000 | -9.5% ± 2.5% | +0.0% ± 0.0% |" in text
-    assert "| no linear and state mixers | 1 |" in text
+    assert "| no linear and state mixers | -0.189 ± 0.000 | -0.750 ± 0.000 | -9.5% ± 2.5% | +0.0% ± 0.0% |" in text
+    assert "|  | no gated short convolutions | - | - | - | - |" in text
+    assert "| no linear and state mixers | 1 | -0.189" in text and "| no gated short convolutions | 1 |" not in text
     # Of trainings that have not ended there is no row.
     assert f"`{layout}` | as it is" not in report([*studies, measured], trained[:3])
