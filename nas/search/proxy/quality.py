@@ -138,14 +138,28 @@ class QualityScale(BaseModel):
 
     def per_seed(self, runs: Mapping[int, Scores]) -> dict[int, float]:
         """Returns seed -> the quality that it alone gives, of seeds that have a score in every group that counts."""
-        whole = {seed: scores for seed, scores in runs.items() if self._scored.keys() <= scores.keys()}
-        return {seed: self.quality({seed: scores}).value for seed, scores in whole.items()}
+        whole = {seed: scores for seed, scores in runs.items() if self.reference.keys() <= scores.keys()}
+        without = self.model_copy(update={"noisy_recall": {}})
+        return {seed: without.quality({seed: scores}).value for seed, scores in whole.items()}
 
     def rescored(self, published: Mapping[int, Scores]) -> QualityScale:
-        """Returns the scale for other seeds, from the scores of the published reference there."""
-        means = {group: fmean(_ratios(published, group, 1.0).values()) for group in self._scored}
-        noisy = {group: means.pop(group) for group in self.noisy_recall}
-        return self.model_copy(update={"reference": means, "noisy_recall": noisy})
+        """Returns the scale for other seeds, from the scores of the published reference there.
+
+        A group of recall that was trained with these seeds alone counts in recall, with the prior of its noise.
+        """
+        known = {*self.reference, *self.left_out}
+        new = {group for scores in published.values() for group in recall_of(scores) if not is_part(group)} - known
+        means = {group: fmean(_ratios(published, group, 1.0).values()) for group in {*self._scored, *new}}
+        noisy = {group: means[group] for group in self.noisy_recall}
+        noisy |= {group: means[group] for group in sorted(new) if means[group] >= self.minimum}
+        recalled = recall_of({**self.reference, **noisy})
+        return self.model_copy(
+            update={
+                "reference": {group: means[group] for group in self.reference},
+                "noisy_recall": noisy,
+                "recall_spreads": {unit_of(group): TASK_PRIOR for group in recalled} | self.recall_spreads,
+            }
+        )
 
     @property
     def _scored(self) -> dict[str, float]:
