@@ -62,7 +62,7 @@ from nas.infra.store.rows import StudyState
 from nas.model.text.corpus import refer
 from nas.search.proxy.job import TrainJob
 from nas.search.proxy.ladder import rung_jobs
-from nas.search.proxy.quality import fix_scale, paired_spread
+from nas.search.proxy.quality import QualityScale, Scores, fix_scale, paired_spread
 from nas.search.spaces import load_space, space_text
 from nas.search.study.check import support_filter
 
@@ -291,14 +291,16 @@ class Ablated:
         self._of_seeds: dict[str, dict[str, Mapping[int, float]]] = {name: {} for name in QUALITIES}
         if (theirs := runs.pop(_published(studies), None)) is None:
             return
-        scale = fix_scale("long", theirs, [*runs.values()], minimum=QualityConfig().min_reference)
+        whole = set.intersection(*map(set, theirs.values()))  # others are trained with some of the seeds, for recall
+        everywhere = {seed: {group: scores[group] for group in whole} for seed, scores in theirs.items()}
+        scale = fix_scale("long", everywhere, minimum=QualityConfig().min_reference).rescored(theirs)
         for layout, scores in runs.items():
-            if scores.keys() != theirs.keys() or any(scale.reference.keys() - each.keys() for each in scores.values()):
-                continue
-            qualities = {seed: scale.quality({seed: of_seed}) for seed, of_seed in scores.items()}
-            self._of_seeds["quality"][layout] = {seed: quality.value for seed, quality in qualities.items()}
-            if recalls := {seed: each.recall for seed, each in qualities.items() if each.recall is not None}:
-                self._of_seeds["recall"][layout] = recalls
+            if len(qualities := scale.per_seed(scores)) == len(theirs):
+                self._of_seeds["quality"][layout] = qualities
+                recalls = {seed: scale.quality({seed: scores[seed]}).recall for seed in _having(scale, scores)}
+                self._of_seeds["recall"][layout] = {
+                    seed: recall for seed, recall in recalls.items() if recall is not None
+                }
 
     def value(self, name: str, layout: str) -> str:
         """Returns a quality, or a figure of a device as a ratio to the published reference's."""
@@ -314,9 +316,9 @@ class Ablated:
         """
         if name in self._of_seeds:
             rows = self._of_seeds[name]
-            if layout not in rows or left not in rows:
+            if not (rows.get(layout) and rows.get(left)):
                 return None
-            spread = paired_spread([*rows.values()])
+            spread = paired_spread([row for row in rows.values() if row])
             half = spread.sd * math.sqrt(2 / len(rows[layout])) * float(t.ppf(0.975, max(spread.dof, 1)))
             return fmean(rows[left].values()) - fmean(rows[layout].values()), half
         if layout not in self._measured or left not in self._measured:
@@ -347,6 +349,11 @@ class Ablated:
             for ablation, pairs in changes.items()
         ]
         return table(("layout", "", *names), rows) + "\n" + table(("ablation", "layouts", *names), means)
+
+
+def _having(scale: QualityScale, runs: Mapping[int, Scores]) -> list[int]:
+    """Returns the seeds that have every group of quality and recall."""
+    return [seed for seed, scores in runs.items() if {*scale.reference, *scale.noisy_recall} <= scores.keys()]
 
 
 def _changed(name: str, change: tuple[float, float] | None) -> str:
