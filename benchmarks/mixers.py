@@ -210,9 +210,7 @@ def ablate(folder: Path, members: int, minutes: float, path: Path = RECORDED) ->
 
 def _jobs(config: QualityConfig, layout: str, folder: Path) -> list[TrainJob]:
     """Returns the trainings of the last rung, with the seeds of fronts."""
-    assert config.rescore is not None, "so it is in packaged spaces"
-    top = last_rung(config).with_seeds(config.rescore.seeds)
-    return rung_jobs(top, 0, Layout.parse(layout), refer(config.corpus, folder))
+    return rung_jobs(last_rung(config.rescored), 0, Layout.parse(layout), refer(config.corpus, folder))
 
 
 def _published(studies: Sequence[Recorded]) -> str:

@@ -247,6 +247,19 @@ def test_fresh_seeds_compare_with_the_published_reference_on_the_same_seeds() ->
     assert scale.per_seed({7: {"lm/code": 4.0}, 8: {"lm/code": 2.0}}) == pytest.approx({7: 1.0, 8: 0.5})
 
 
+def test_recall_of_fresh_seeds_alone_counts_in_recall() -> None:
+    scale = fix_scale("r", {0: {"lm/code": 2.0, "task/mqar": 0.01}}, minimum=0.1)
+    assert scale.quality({0: {"lm/code": 1.0}}).recall is None
+    lm = {"lm/code": 2.0, "task/mqar": 1.0}
+    fresh = scale.rescored({7: lm | {"task/automata": 0.5}, 8: lm | {"task/selcopy": 0.05}})
+    assert fresh.noisy_recall == {"task/automata": 0.5}, "a group that did not count at the rung does not here"
+    runs = {7: {"lm/code": 1.0, "task/automata": 1.0}, 8: {"lm/code": 2.0}}
+    assert (fresh.quality(runs).value, fresh.quality(runs).recall) == (0.75, 2.0)
+    assert fresh.quality(runs).recall_sd == pytest.approx(TASK_PRIOR.sd)
+    assert fresh.per_seed(runs) == {7: 0.5, 8: 1.0}
+    assert fresh.with_noise_of([runs, runs]).quality(runs).recall == 2.0
+
+
 def test_further_layouts_tell_the_noise_by_their_degrees_of_freedom() -> None:
     scale = fix_scale("r", {0: {"lm/code": 1.0}}, minimum=0.1)
     assert scale.sd_of(4) == pytest.approx(LM_PRIOR.sd / 2)
