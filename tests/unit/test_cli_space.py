@@ -11,7 +11,7 @@ import ten_mistakes
 from cli_runner import nas
 
 from nas.core.layout import Layout
-from nas.search.spaces import list_spaces, load_space, space_key, space_text
+from nas.search.spaces import list_spaces, load_space, space_key
 
 
 def test_list_names_the_packaged_spaces() -> None:
