@@ -102,7 +102,7 @@ def report(trained: Mapping[str, Mapping[str, Any]]) -> str:
         ]
         candidate, fresh = (fmean(column) for column in zip(*price, strict=True)) if price else (math.nan, math.nan)
         shown = [f"{means[layout]:.2f}" if layout in means else "-" for layout in LAYOUTS if layout != PUBLISHED]
-        numbers = (f"{number:.2f}" for number in (signal, noise, candidate, fresh))
+        numbers = ("-" if math.isnan(number) else f"{number:.2f}" for number in (signal, noise, candidate, fresh))
         cells.append((name, f"{fmean(published.values()):.2f}", *shown, *numbers))
     others = [layout for layout in LAYOUTS if layout != PUBLISHED]
     return table(("task", "nats of published", *others, "signal", "noise", "price", "fresh seed"), cells)
