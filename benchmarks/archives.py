@@ -29,6 +29,10 @@ SCEPTIC: Mapping[tuple[str, str], str] = {
         "all trials",
     ): "Four are faster than LFM2-ColBERT-350M and have a smaller index. Eight qualities order nothing.",
     (
+        "lfm2-detokenizer",
+        "all trials",
+    ): "Four take half of the time, with half of the weights. Eight qualities do not say what that costs.",
+    (
         "lfm2-full",
         "all trials",
     ): "Seven layouts are smaller and faster than LFM2-350M; that any is better in quality is one seed's luck.",

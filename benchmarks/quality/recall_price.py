@@ -5,10 +5,10 @@
 
 A row is a task with its steps, as it would be trained in the top rung. Scores are relative to the published reference's
 of the same seed. Signal is the deviation between layouts beyond that of seeds, noise that of a mean of the top rung's
-two seeds. The price is that of a candidate's trainings with the task, as a multiple of those of text alone: of
-candidates that enter the first rung, as many climb as the rungs keep. That of fresh seeds is the same of a layout of
-the front, which is trained on each of them from the start. Layouts are named beforehand; one training is one line of
-`RECORDED`, under its result key.
+two seeds. The price is that of a candidate's trainings with the task in tokens, as a multiple of those of text alone:
+of candidates that enter the first rung, as many climb as the rungs keep. That of a fresh seed is the same of a layout
+of the front, which is trained on each of them from the start. Layouts are named beforehand; one training is one line
+of `RECORDED`, under its result key.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 from benchmarks.page import fill, table
 from benchmarks.quality.truth import recorded, train_missing
 from nas.core.layout import Layout
-from nas.core.quality_config import DEFAULT_RUNGS, QualityConfig, Rung, TaskStage
-from nas.model.text.corpus import refer
-from nas.search.proxy.job import TrainJob
+from nas.core.quality_config import QualityConfig, Rung, TaskStage
+from nas.core.task import make_task, text_length
+from nas.model.text.corpus import CorpusRef
+from nas.search.proxy.job import TaskRun, TrainJob
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.quality import paired_spread
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "recall-price.jsonl"
 SEEDS = (0, 1)
-TEXT = "text"
 _DENSE = "d1024 v65536 ffn=swiglu:4608"
 PUBLISHED = "published"
 LAYOUTS = {
@@ -54,26 +54,23 @@ TASKS: dict[str, dict[str, TaskStage]] = {
 
 
 def jobs(name: str, layout: str) -> list[TrainJob]:
-    """Returns the trainings of a cell: of text, that of the first rung."""
-    rung = DEFAULT_RUNGS[0] if name == TEXT else Rung(name="recall", tasks=TASKS[name], seeds=SEEDS)
-    config = QualityConfig(rungs=(rung,))
-    return rung_jobs(config, 0, Layout.parse(LAYOUTS[layout]), refer(config.corpus, Path.cwd()))
+    """Returns the trainings of a cell."""
+    config = QualityConfig(rungs=(Rung(name="recall", tasks=TASKS[name], seeds=SEEDS),))
+    return rung_jobs(config, 0, Layout.parse(LAYOUTS[layout]), CorpusRef(source="default", hash="0" * 64))
 
 
-def prices(text_s: float, task_s: float) -> tuple[float, float]:
-    """Returns the price of a candidate, and of a fresh seed, as multiples of those without the task.
-
-    Args:
-        text_s: seconds of a step of text.
-        task_s: seconds of a training of the task.
-    """
-    share, before, text = 1.0, dict[int, int](), 0.0
-    for rung in DEFAULT_RUNGS:
+def prices(name: str) -> tuple[float, float]:
+    """Returns the price of a candidate, and of a fresh seed, as multiples of those without the task."""
+    config, share, before, text = QualityConfig(), 1.0, dict[int, int](), 0.0
+    for rung in config.rungs:
         text += share * sum(rung.lm_steps - before.get(seed, 0) for seed in rung.seeds)
         before = dict.fromkeys(rung.seeds, rung.lm_steps)
         top, share = share, share * (rung.keep or 1.0)
-    whole = DEFAULT_RUNGS[-1].lm_steps
-    return 1 + top * len(SEEDS) * task_s / (text * text_s), 1 + task_s / (whole * text_s)
+    job = jobs(name, PUBLISHED)[0]
+    assert isinstance(job.run, TaskRun)
+    length = text_length(make_task(job.run.task, job.run.settings))
+    steps = job.steps * job.batch * length / (config.batch * config.length)  # as many tokens
+    return 1 + top * len(SEEDS) * steps / text, 1 + steps / config.rungs[-1].lm_steps
 
 
 def report(trained: Mapping[str, Mapping[str, Any]]) -> str:
@@ -83,7 +80,6 @@ def report(trained: Mapping[str, Mapping[str, Any]]) -> str:
         found = {layout: [trained.get(job.key) for job in jobs(name, layout)] for layout in LAYOUTS}
         return {layout: [row for row in each if row] for layout, each in found.items() if all(each)}
 
-    text_s = {layout: row["cpu_seconds"] / row["steps"] for layout, (row,) in rows(TEXT).items()}
     cells = []
     for name in TASKS:
         if (of_layouts := rows(name)).keys() <= {PUBLISHED} or PUBLISHED not in of_layouts:
@@ -96,13 +92,8 @@ def report(trained: Mapping[str, Mapping[str, Any]]) -> str:
         noise = paired_spread([*ratios.values()]).sd / math.sqrt(len(SEEDS))
         means = {layout: fmean(of.values()) for layout, of in ratios.items()}
         signal = math.sqrt(max(0.0, variance(means.values()) - noise**2))
-        price = [
-            prices(text_s[layout], fmean(row["cpu_seconds"] for row in of_layouts[layout]))
-            for layout in text_s.keys() & of_layouts.keys()
-        ]
-        candidate, fresh = (fmean(column) for column in zip(*price, strict=True)) if price else (math.nan, math.nan)
         shown = [f"{means[layout]:.2f}" if layout in means else "-" for layout in LAYOUTS if layout != PUBLISHED]
-        numbers = ("-" if math.isnan(number) else f"{number:.2f}" for number in (signal, noise, candidate, fresh))
+        numbers = (f"{number:.2f}" for number in (signal, noise, *prices(name)))
         cells.append((name, f"{fmean(published.values()):.2f}", *shown, *numbers))
     others = [layout for layout in LAYOUTS if layout != PUBLISHED]
     return table(("task", "nats of published", *others, "signal", "noise", "price", "fresh seed"), cells)
@@ -116,7 +107,7 @@ def main() -> None:
     commands.add_parser("report").add_argument("--page", type=Path)
     options = parser.parse_args()
     if options.command == "run":
-        todo = {job.key: (layout, job) for name in (TEXT, *TASKS) for layout in LAYOUTS for job in jobs(name, layout)}
+        todo = {job.key: (layout, job) for name in TASKS for layout in LAYOUTS for job in jobs(name, layout)}
         train_missing(todo, RECORDED, options.minutes)
     elif options.page:
         fill(options.page, "recall-price", report(recorded(RECORDED)))

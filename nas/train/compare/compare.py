@@ -225,13 +225,8 @@ async def _compare(
     at = datetime.now(UTC).isoformat(timespec="seconds")
     conditions = Conditions(options, bench, tasks, at)
 
-    total, done = len(entries) * sum(task.repetitions for task in tasks), 0
-    log(Progress("repetitions", done, total))
-
-    def write(partial: PartialResults, what: str) -> None:
-        nonlocal done
-        done += 1
-        log(Progress("repetitions", done, total, what))
+    def write(partial: PartialResults, progress: Progress) -> None:
+        log(progress)
         write_record(destination, comparison(conditions, contenders, partial))
 
     return comparison(conditions, contenders, await interleaved.run(entries, tasks, write))
@@ -512,9 +507,11 @@ class InterleavedBench:
         self,
         entries: Sequence[tuple[Contender, Artifact]],
         tasks: Sequence[BenchTask],
-        after_each: Callable[[PartialResults, str], None],
+        after_each: Callable[[PartialResults, Progress], None],
     ) -> PartialResults:
-        """Measures every entry in every task; `after_each` takes all results so far and the name of the repetition.
+        """Measures every entry in every task; `after_each` takes all results so far.
+
+        Progress is in expected seconds: a repetition at 4K takes as long as several at 1K.
 
         Raises:
             InfrastructureFailed: the device is gone; finished repetitions are kept.
@@ -522,9 +519,11 @@ class InterleavedBench:
         partial: PartialResults = {
             (contender.name, task.at): PartialResult() for task in tasks for contender, _ in entries
         }
+        total, done = expected_seconds([contender for contender, _ in entries], tasks, self.benches), 0.0
         for task in tasks:
             for turn in range(task.repetitions):
                 for contender, artifact in entries:
+                    done += expected_seconds([contender], [task], self.benches) / task.repetitions
                     result = partial[contender.name, task.at]
                     if result.failed:
                         continue
@@ -536,7 +535,8 @@ class InterleavedBench:
                         )
                     else:
                         await self._repeat(result, bench, artifact, _workload(bench, task, contender), turn)
-                    after_each(partial, f"{contender.name} at {task.at} tokens, {turn + 1} of {task.repetitions}")
+                    what = f"{contender.name} at {task.at} tokens, {turn + 1} of {task.repetitions}"
+                    after_each(partial, Progress("seconds of repetitions", round(done), round(total), what))
         return partial
 
     async def _repeat(
