@@ -173,10 +173,11 @@ def run(folder: Path, base: str, seeds: Sequence[int], trials: int, path: Path =
     all_terms = [(side, Terms(OURS, seed, trials)) for seed in seeds for side in SIDES]
     for side, searches in campaigns.items():
         searches.tell([terms for each, terms in all_terms if each == side])
-    write(collected(folder, all_terms), path)
+    ablated = [study for study in load(path) if study["side"] == ABLATION] if path.is_file() else []
+    write([*collected(folder, all_terms), *ablated], path)
     for side, terms in all_terms:
         campaigns[side].run([terms])
-        write(collected(folder, all_terms), path)
+        write([*collected(folder, all_terms), *ablated], path)
 
 
 def ablate(folder: Path, members: int, minutes: float, path: Path = RECORDED) -> None:
