@@ -147,8 +147,8 @@ class QualityScale(BaseModel):
 
         A group of recall that was trained with these seeds alone counts in recall, with the prior of its noise.
         """
-        known = {*self.reference, *self.left_out}
-        new = {group for scores in published.values() for group in recall_of(scores) if not is_part(group)} - known
+        groups = {group for scores in published.values() for group in recall_of(scores) if not is_part(group)}
+        new = groups - {*self.reference, *self.left_out}
         means = {group: fmean(_ratios(published, group, 1.0).values()) for group in {*self._scored, *new}}
         noisy = {group: means[group] for group in self.noisy_recall}
         noisy |= {group: means[group] for group in sorted(new) if means[group] >= self.minimum}
