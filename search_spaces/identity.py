@@ -26,6 +26,8 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
         del data["references"]["further"]
     if space.model.norms == "before":
         del data["model"]["norms"]
+    if space.quality.rescore is not None and not space.quality.rescore.tasks:
+        del data["quality"]["rescore"]["tasks"]
     if space.task == "generation":
         del data["task"]
     if space.task not in VECTORS:

@@ -156,7 +156,7 @@ def _readable(texts: Any) -> Iterator[Layout]:
 
 
 def _without_recall(space: SearchSpace) -> Iterator[tuple[KeyPath, str]]:
-    """Finds uses of recall where nothing in the top rung measures it."""
+    """Finds uses of recall where nothing in the top rung measures it; budgets may be decided by what is re-scored."""
     config, top = space.quality, space.quality.rungs[-1]
     named = config.corpus.files if isinstance(config.corpus, CorpusFiles) else config.corpus
     texts = named if top.lm_steps and isinstance(named, tuple) else ()
@@ -165,7 +165,8 @@ def _without_recall(space: SearchSpace) -> Iterator[tuple[KeyPath, str]]:
         return
     add = "`tasks: {automata: {steps: 300}}`"
     text = f"{RECALL_METRIC}: the top rung {top.name!r} measures no recall: add {add} to it"
-    uses = [("budgets", index, item.metric) for index, item in enumerate(space.budgets)]
+    fresh = config.rescore is not None and config.rescore.recalls
+    uses = [("budgets", index, item.metric) for index, item in enumerate(space.budgets) if not fresh]
     uses += [("objectives", index, item.metric) for index, item in enumerate(space.objectives)]
     for part, index, metric in uses:
         if metric == RECALL_METRIC:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import yaml
@@ -22,11 +22,11 @@ from nas.core.units import show_duration
 from nas.infra.store import leases, studies, trials
 from nas.infra.store.rows import Study, StudyState
 from nas.infra.store.store import Store
+from nas.measure.farm.farm import LOCAL, this_machine
+from nas.search.analysis.report import Json, study_report
+from nas.search.spaces import load_space
+from nas.search.study.estimate import Span, estimate, estimate_left
 
-SECONDS_PER_TRIAL = 5.5
-"""Of lfm2-study on two calm cores, put together from what its stages took: the first guess, until a study has ended."""
-SECONDS_PER_STUDY = 20.0
-"""To start and to end one: Ray, torch, a check of the calibration, the last trials' trainings."""
 _TRIES = 4
 _PAUSE_S = 20.0
 _LOOK_S = 2.0
@@ -55,32 +55,48 @@ class Campaign:
             KeyboardInterrupt: the launch was interrupted.
         """
         unfinished = self.tell(planned)
-        pace = 1.0
         for index, terms in enumerate(unfinished):
             begun = time.monotonic()
             self._finish(terms)
-            took = time.monotonic() - begun
-            # The first study trains the references for all: later ones tell the pace.
-            pace = took / _guess_s(terms) if index < 2 else (pace + took / _guess_s(terms)) / 2
-            still = pace * sum(map(_guess_s, unfinished[index + 1 :]))
-            self._say(f"{terms.study}: done in {show_duration(took)}; about {show_duration(still)} left")
+            took = show_duration(time.monotonic() - begun)
+            self._say(f"{terms.study}: done in {took}; {self._left(unfinished[index + 1 :]).text} left")
 
     def tell(self, planned: Sequence[Terms]) -> list[Terms]:
         """Prints the expected duration; returns the unfinished studies."""
         unfinished = [terms for terms in planned if not self._finished(terms)]
-        self._say(
-            f"{len(unfinished)} of {len(planned)} studies to run: about {show_duration(sum(map(_guess_s, unfinished)))}"
-        )
+        self._say(f"{len(unfinished)} of {len(planned)} studies to run: {self._left(unfinished).text}")
         return unfinished
+
+    def report(self, terms: Terms) -> Json | None:
+        """Returns the report of a study as far as it is; None where it has not begun."""
+        if self._study(terms) is None:
+            return None
+        with self.store() as store:
+            return study_report(store, terms.study)
 
     @contextmanager
     def store(self) -> Iterator[Store]:
         """Opens the campaign's database."""
-        store = Store.open(f"sqlite:///{self._home / 'hilnas.db'}", artifacts=self._home / "artifacts")
+        store = Store.open(f"sqlite:///{self._database}", artifacts=self._home / "artifacts")
         try:
             yield store
         finally:
             store.close()
+
+    def _left(self, unfinished: Sequence[Terms]) -> Span:
+        """Returns how long studies take: an upper bound, as what they share is counted for each."""
+        spans = list(map(self._span, unfinished))
+        ends = {end: sum(getattr(span, end) for span in spans) for end in Span.model_fields}
+        return Span.model_validate(ends)
+
+    def _span(self, terms: Terms) -> Span:
+        study = self._study(terms)
+        with self.store() if self._database.is_file() else nullcontext() as store:
+            left = None if store is None or study is None else estimate_left(store, study)
+            if left is None:
+                ids, workers = {LOCAL: this_machine().id}, os.cpu_count() or 1
+                left = estimate(store, load_space(self._base), terms.trials, ids, workers)
+            return left.seconds
 
     def _finish(self, terms: Terms) -> None:
         for attempt in range(_TRIES):
@@ -133,11 +149,15 @@ class Campaign:
             ).returncode
 
     @property
+    def _database(self) -> Path:
+        return self._home / "hilnas.db"
+
+    @property
     def _log(self) -> Path:
         return self.folder / "launches.log"
 
     def _study(self, terms: Terms) -> Study | None:
-        if not (self._home / "hilnas.db").is_file():
+        if not self._database.is_file():
             return None
         with self.store() as store:
             return next((study for study in studies.all(store) if study.name == terms.study), None)
@@ -159,7 +179,3 @@ class Campaign:
                 if lease is None or lease.expires <= store.now():
                     return
             time.sleep(_LOOK_S)
-
-
-def _guess_s(terms: Terms) -> float:
-    return SECONDS_PER_STUDY + SECONDS_PER_TRIAL * terms.trials

@@ -231,7 +231,9 @@ def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
         runs = f"{again.rounds} rounds of {again.repetitions} runs a workload"
         yield "re-measure", f"the published reference and at most {again.members} of the front, {runs}"
     if (fresh := space.quality.rescore) is not None:
-        yield "re-score", f"the front and {references} references at the top rung, {len(fresh.seeds)} fresh seeds"
+        tasks = [f" and {task} {stage.steps} steps" for task, stage in fresh.tasks.items()]
+        what = f"the front and {references} references at the top rung{''.join(tasks)}"
+        yield "re-score", f"{what}, {len(fresh.seeds)} fresh seeds"
 
 
 def admits(runtime: RuntimeSpace, support: Support) -> bool:

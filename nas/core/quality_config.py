@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from nas.core.block_space import problem, refuse
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
+from nas.core.metrics import RECALL
 from nas.core.strict import Strict
 from nas.core.task import Setting, make_task
 
@@ -105,11 +106,28 @@ class Rescore(Strict):
 
     seeds: tuple[Seed, ...] = Field((100, 101, 102, 103), min_length=1, description="none that a rung trains")
     p_front: float = Field(0.1, gt=0, le=1, description="least chance to be on the front of those that are re-scored")
+    tasks: dict[str, TaskStage] = Field(
+        default_factory=dict,
+        description="quality task -> its training, of what is re-scored alone; its `seeds` are some of these",
+    )
 
     @field_validator("seeds")
     @classmethod
     def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         return _different(seeds)
+
+    @model_validator(mode="after")
+    def _tasks_are_known(self) -> Rescore:
+        for name, stage in self.tasks.items():
+            make_task(stage.task or name, stage.settings)
+            if others := {*(stage.seeds or ())} - {*self.seeds}:
+                raise ValueError(f"rescore: {name} has seeds {sorted(others)}, which are none of {list(self.seeds)}")
+        return self
+
+    @property
+    def recalls(self) -> bool:
+        """Whether one of its tasks is of recall."""
+        return any(f"task/{name}".startswith(RECALL) for name in self.tasks)
 
 
 class LibrarySource(Strict):
@@ -344,6 +362,14 @@ class QualityConfig(Strict):
             return None
         sums = self.rungs[rung].library == "sum"
         return self.library.sum_sd if sums else self.library.part_sd, float(self.library.mixes)
+
+    @property
+    def rescored(self) -> QualityConfig:
+        """What is trained of the front: the ladder with the fresh seeds, and at its top the tasks of `rescore`."""
+        assert self.rescore is not None, "the space asks for it"
+        fresh = self.with_seeds(self.rescore.seeds)
+        top = fresh.rungs[-1].model_copy(update={"tasks": fresh.rungs[-1].tasks | self.rescore.tasks})
+        return fresh.model_copy(update={"rungs": (*fresh.rungs[:-1], top)})
 
     def with_seeds(self, seeds: tuple[int, ...]) -> QualityConfig:
         """Returns the same ladder with other seeds in all rungs."""

@@ -28,7 +28,7 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout, Norms
 from nas.core.metrics import METRICS, measured_by, metric
 from nas.core.published import named_layout
-from nas.core.quality_config import QualityConfig, Rounding
+from nas.core.quality_config import QualityConfig, Rounding, TaskStage
 from nas.core.quantisation import Quantisation
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.strict import Strict
@@ -533,10 +533,15 @@ class SearchSpace(Strict):
             if example and (rung.lm_steps or rung.library):
                 text = f"rung {rung.name!r} trains no {self.task}: give `tasks: {{{example}: {{steps: 300}}}}` alone"
                 yield problem(("quality", "rungs", index), InvalidInput(text))
-            for name, stage in rung.tasks.items():
+        placed: list[tuple[tuple[str | int, ...], dict[str, TaskStage]]] = [
+            (("rungs", index), rung.tasks) for index, rung in enumerate(self.quality.rungs)
+        ]
+        placed += [] if self.quality.rescore is None else [(("rescore",), self.quality.rescore.tasks)]
+        for where, tasks in placed:
+            for name, stage in tasks.items():
                 if task_kind(make_task(stage.task or name, stage.settings)) != self.task:
                     error = InvalidInput(f"{stage.task or name} is no task of {self.task}")
-                    yield problem(("quality", "rungs", index, "tasks", name), error)
+                    yield problem(("quality", *where, "tasks", name), error)
 
     def _listing_problems(self) -> Iterator[InitErrorDetails]:
         derived = _derived(self.listed()) if self.layouts else {}

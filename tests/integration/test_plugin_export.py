@@ -10,8 +10,8 @@ from nas.measure.runtimes.executorch.variants import Build
 from nas.measure.runtimes.llama_cpp.variants import Build as LlamaBuild
 from tests.plugin import run_with_plugin
 
-# Blocks are lowered, and llama.cpp is compiled, the first time. By default test_plugin_blocks.py reads the file that the
-# record of such a block writes; nothing else runs its graphs.
+# Blocks are lowered, and llama.cpp is compiled, the first time. By default test_plugin_blocks.py reads the file that
+# the record of such a block writes; nothing else runs its graphs.
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(3600)]
 
 

@@ -1,17 +1,22 @@
-"""What other families of mixers add to convolutions and attention: the spaces, and losses beside those of chance."""
+"""What other families of mixers add to convolutions and attention: spaces, losses beside those of chance, ablations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
-from benchmarks.mixers import CHANCE, Fronts, report, space
+from benchmarks.mixers import ABLATION, CHANCE, Fronts, ablate, ablations, campaign, measuring, report, run, space
 from benchmarks.real_study import TABLE
-from benchmarks.search.recorded import Recorded, load
+from benchmarks.search.recorded import Recorded, load, write
+from nas.core.errors import InvalidInput
 from nas.search.spaces import parse_space, space_text
+
+HYBRID = "d512 v8192 ffn=swiglu:1536 [C3 M64 A8/4(canon=4) X8]"
 
 
 @pytest.mark.parametrize(("name", "kinds"), [("all", 8), ("plain", 2)])
@@ -27,7 +32,7 @@ def sides(plain: Sequence[str], *every: str) -> list[Recorded]:
     """Recorded studies of engines, as those of either side."""
     studies = {study["engine"]: study for study in load(TABLE)}
     named = [("plain", engine) for engine in plain] + [("all", engine) for engine in every]
-    return [{**studies[engine], "side": side} for side, engine in named]
+    return [{**studies[engine], "side": side, "trials": 60} for side, engine in named]
 
 
 def test_losses_are_of_hypervolume_and_chance_loses_nothing_on_average() -> None:
@@ -42,6 +47,82 @@ def test_losses_are_of_hypervolume_and_chance_loses_nothing_on_average() -> None
 
 def test_the_report_has_searches_losses_and_who_is_on_the_front() -> None:
     text = report(sides(["random", "optuna-nsga2"], "ehvi"))
-    assert "| all | 0 | 60 | 31 | 0.6 |" in text
+    assert "| all | 0 | complete | 60 of 60 | 31 | 0.6 |" in text
     assert f"| {CHANCE} |" in text
     assert "| mamba2 |" in text
+
+
+def test_what_is_taken_out_of_a_layout() -> None:
+    assert ablations(HYBRID) == {
+        "no short convolution in other mixers": "d512 v8192 ffn=swiglu:1536 [C3 M64(conv=0) A8/4 X8]",
+        "no linear and state mixers": "d512 v8192 ffn=swiglu:1536 [C3 - A8/4(canon=4) -]",
+        "no gated short convolutions": "d512 v8192 ffn=swiglu:1536 [- M64 A8/4(canon=4) X8]",
+    }
+    assert set(ablations("d512 v8192 ffn=swiglu:1536 [C3*2 A8/4]")) == {"no gated short convolutions"}
+    assert ablations("d512 v8192 ffn=swiglu:1536 [A8/4*2]") == {}
+
+
+def test_listed_layouts_are_measured_as_in_the_searches_and_hardly_trained() -> None:
+    base = yaml.safe_load(space_text("lfm2-full"))
+    layouts = ["d1024 v65536 ffn=swiglu:4608 [C3*8 A16/8]", "d1024 v65536 ffn=swiglu:4608 [-*8 A16/8]"]
+    content = parse_space(yaml.safe_dump(measuring(base, layouts)), "measured")
+    assert (content.layouts, content.budgets) == (tuple(layouts), ())
+    assert [each.name for each in content.objectives] == ["latency", "memory"]
+    assert content.workloads == parse_space(yaml.safe_dump(base), "base").workloads
+
+
+def test_a_folder_has_one_base(tmp_path: Path) -> None:
+    base = yaml.safe_load(space_text("lfm2-study"))
+    campaign(tmp_path, "all", space(base, "all"))
+    campaign(tmp_path, "all", space({**base, "doc": "of a later version"}, "all"))
+    assert yaml.safe_load((tmp_path / "all.yaml").read_text())["doc"] == base["doc"]
+    with pytest.raises(InvalidInput, match="lfm2-study-all, not lfm2-full-all: name another folder"):
+        run(tmp_path, "lfm2-full", [0], 2, tmp_path / "table.json")
+
+
+def test_the_report_says_how_far_searches_are_that_have_not_ended(tmp_path: Path) -> None:
+    going, waiting = sides(["random"], "ehvi")
+    nothing: dict[str, Any] = {
+        "study": "ehvi-0",
+        "side": "all",
+        "seed": 0,
+        "state": "not begun",
+        "told": [],
+        "trials": 60,
+    }
+    studies: list[Recorded] = [{**going, "state": "stopped", "told": going["told"][:32]}, nothing]
+    text = report(studies)
+    assert "| plain | 0 | stopped | 30 of 60 |" in text and "| all | 0 | not begun | 0 of 60 | 0 | 0.0 |" in text
+    assert "No losses yet" in text
+    write([*studies, waiting], tmp_path / "table.json")
+    with pytest.raises(InvalidInput, match="2 of 3 searches have not ended"):
+        ablate(tmp_path, 6, 1.0, tmp_path / "table.json")
+
+
+def test_the_report_has_what_each_ablation_changes() -> None:
+    studies = sides(["random"], "ehvi")
+    layout = next(layout for layout in Fronts(studies).front() if "M" in layout)
+    left = ablations(layout)["no linear and state mixers"]
+    published = studies[0]["told"][0]["layout"]
+    trained = [
+        {"layout": text, "seed": seed, "scores": {"lm/code": score + 0.1 * seed, "task/automata": recall}}
+        for text, score, recall in ((published, 2.0, 1.0), (layout, 2.2, 1.5), (left, 1.8, 0.75))
+        for seed in (100, 101)
+    ]
+    rows = [
+        {
+            **studies[1]["told"][5],
+            "layout": text,
+            "objectives": {"latency": at, "memory": 0.0},
+            "noise": {"latency": 0.01},
+        }
+        for text, at in ((layout, 0.0), (left, -0.1))
+    ]
+    measured = {**studies[1], "side": ABLATION, "told": rows, "trials": 2}
+    text = report([*studies, measured], trained)
+    assert f"| `{layout}` | as it is |" in text
+    assert "| no linear and state mixers | -0.189 ± 0.000 | -0.750 ± 0.000 | -9.5% ± 2.5% | +0.0% ± 0.0% |" in text
+    assert "|  | no gated short convolutions | - | - | - | - |" in text
+    assert "| no linear and state mixers | 1 | -0.189" in text and "| no gated short convolutions | 1 |" not in text
+    # Of trainings that have not ended there is no row.
+    assert f"`{layout}` | as it is" not in report([*studies, measured], trained[:3])

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from benchmarks.quality import recall_price
 from benchmarks.quality.recall import GROUP, SEEDS, TASK, jobs, layouts, table
 
 PUBLISHED, ATTENTION = "d64 v256 ffn=swiglu:64 [C3 A4/2]", "d64 v256 ffn=swiglu:64 [A4/2*2]"
@@ -43,3 +46,16 @@ def test_recall_is_relative_to_the_published_reference_seed_by_seed() -> None:
 
 def test_without_the_published_reference_there_is_no_table() -> None:
     assert "not trained yet" in table(report(), STEPS, trained(dict.fromkeys(FRONT, 1.0)))
+
+
+def test_the_price_of_recall_is_of_the_candidates_that_climb_and_its_scores_are_of_the_layouts_that_are_trained() -> (
+    None
+):
+    assert recall_price.prices("automata, 300 x 8") == pytest.approx((1 + 0.25 * 2 * 600 / 450, 2.0))
+    rows = {
+        job.key: {"seed": job.seed, "scores": {GROUP: score}}
+        for layout, score in (("published", 2.0), ("one, first", 1.0), ("two", 3.0))
+        for job in recall_price.jobs("automata, 200 x 4", layout)
+    }
+    (row,) = (line for line in recall_price.report(rows).splitlines() if line.startswith("| automata"))
+    assert row == "| automata, 200 x 4 | 2.00 | - | - | 1.50 | 0.50 | - | - | - | 0.50 | 0.00 | 1.22 | 1.33 |"

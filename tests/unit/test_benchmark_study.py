@@ -18,7 +18,7 @@ from benchmarks.study.page import page
 from benchmarks.study.plot import draw
 from benchmarks.study.stacks import built_of
 from benchmarks.study.terms import Terms, campaign, space_of
-from nas.core.errors import NasError
+from nas.core.errors import InvalidInput, NasError
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.infra.store.store import Store
@@ -132,9 +132,11 @@ def test_page_and_plot_come_from_the_table_alone(studies: list[Recorded], tmp_pa
 
 
 def test_a_study_that_cannot_be_run_is_not_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "broken.yaml").write_text("v: 1\nname: broken\nmixers: {}\n")
     said: list[str] = []
-    started = Campaign(tmp_path, str(tmp_path / "broken.yaml"), say=said.append)
-    with pytest.raises(NasError, match=r"study random-0 did not come to its end: .*random-0\.yaml"):
-        started.run([Terms("random", 0, 3)])
-    assert said[1:] == ["random-0: begins, 3 trials"]
+    started = Campaign(tmp_path, "lfm2-study", say=said.append)
+    with pytest.raises(NasError, match=r"study nonsense-0 did not come to its end: .*nonsense-0\.yaml"):
+        started.run([Terms("nonsense", 0, 3)])
+    assert said[1:] == ["nonsense-0: begins, 3 trials"]
+    (tmp_path / "broken.yaml").write_text("v: 1\nname: broken\nmixers: {}\n")
+    with pytest.raises(InvalidInput, match=r"broken\.yaml:3"):
+        Campaign(tmp_path, str(tmp_path / "broken.yaml"), say=said.append).tell([Terms("random", 0, 3)])

@@ -99,6 +99,21 @@ def test_scores_are_gathered_by_seed() -> None:
     assert scores[2] == {"task/mqar": 2.5}
 
 
+def test_tasks_of_what_is_rescored_are_trained_at_the_top_with_some_of_the_fresh_seeds() -> None:
+    tasks = {"automata": {"steps": 7, "seeds": [100]}, "mqar": {"steps": 8}}
+    config = QualityConfig.model_validate(
+        CONFIG.model_dump() | {"rescore": {"seeds": [100, 101], "tasks": tasks}, "anchors": None}
+    )
+    described_before = described(rung_jobs(config, 2, LAYOUT, CORPUS))
+    assert described_before == described(rung_jobs(CONFIG, 2, LAYOUT, CORPUS))
+    fresh = described(rung_jobs(config.rescored, 2, LAYOUT, CORPUS))
+    of_all = {(task, steps, seed) for task, steps in (("mqar", 8), ("selcopy", 5)) for seed in (100, 101)}
+    assert {job for job in fresh if job[0] != "lm"} == of_all | {("automata", 7, 100)}
+    assert "automata" not in {task for task, _, _ in described(rung_jobs(config.rescored, 1, LAYOUT, CORPUS))}
+    with pytest.raises(ValidationError, match=r"automata has seeds \[0\], which are none of \[100\]"):
+        QualityConfig.model_validate({"rescore": {"seeds": [100], "tasks": {"automata": {"steps": 7, "seeds": [0]}}}})
+
+
 def test_one_task_may_have_several_entries_of_their_own_difficulty_and_batch() -> None:
     stages = {
         "mqar-4": {"task": "mqar", "steps": 5, "settings": {"length": 128}, "batch": 16},

@@ -192,6 +192,20 @@ def test_a_group_of_little_signal_does_not_count_and_says_why() -> None:
     assert scale.anchors == 6
 
 
+def test_a_noisy_group_of_recall_counts_in_recall_alone() -> None:
+    scale = anchored(anchors(clear=(1.0, 0.1), mqar=(0.01, 0.6)))
+    assert set(scale.reference) == {"task/clear"} and scale.noisy_recall == {"task/mqar": 2.0}
+    assert scale.reasons["task/mqar"].endswith("less than 2; it counts in recall alone")
+    scale = QualityScale.model_validate(scale.model_dump(mode="json"))
+    quality = scale.quality({0: {"task/clear": 1.0, "task/mqar": 3.0}})
+    assert (quality.value, quality.recall) == (0.5, 1.5)
+    assert quality.recall_sd == pytest.approx(0.6, rel=0.3) and quality.sd < 0.2
+    fresh = scale.rescored({7: {"task/clear": 2.0, "task/mqar": 4.0}})
+    assert fresh.quality({7: {"task/clear": 1.0, "task/mqar": 3.0}}).recall == 0.75
+    seen = [{seed: {"task/clear": 2.0, "task/mqar": 2.0} for seed in range(4)}] * 4
+    assert fresh.with_noise_of(seen).recall_spreads["task/mqar"].sd < scale.recall_spreads["task/mqar"].sd
+
+
 def test_the_group_of_most_signal_counts_even_if_it_is_little() -> None:
     scale = anchored(anchors(little=(0.2, 0.6), none=(0.0, 0.6)))
     assert set(scale.reference) == {"task/little"}
@@ -231,6 +245,19 @@ def test_fresh_seeds_compare_with_the_published_reference_on_the_same_seeds() ->
     quality = scale.quality({7: {"lm/code": 4.0}, 8: {"lm/code": 2.0}})
     assert quality.value == pytest.approx(0.75)
     assert scale.per_seed({7: {"lm/code": 4.0}, 8: {"lm/code": 2.0}}) == pytest.approx({7: 1.0, 8: 0.5})
+
+
+def test_recall_of_fresh_seeds_alone_counts_in_recall() -> None:
+    scale = fix_scale("r", {0: {"lm/code": 2.0, "task/mqar": 0.01}}, minimum=0.1)
+    assert scale.quality({0: {"lm/code": 1.0}}).recall is None
+    lm = {"lm/code": 2.0, "task/mqar": 1.0}
+    fresh = scale.rescored({7: lm | {"task/automata": 0.5}, 8: lm | {"task/selcopy": 0.05}})
+    assert fresh.noisy_recall == {"task/automata": 0.5}, "a group that did not count at the rung does not here"
+    runs = {7: {"lm/code": 1.0, "task/automata": 1.0}, 8: {"lm/code": 2.0}}
+    assert (fresh.quality(runs).value, fresh.quality(runs).recall) == (0.75, 2.0)
+    assert fresh.quality(runs).recall_sd == pytest.approx(TASK_PRIOR.sd)
+    assert fresh.per_seed(runs) == {7: 0.5, 8: 1.0}
+    assert fresh.with_noise_of([runs, runs]).quality(runs).recall == 2.0
 
 
 def test_further_layouts_tell_the_noise_by_their_degrees_of_freedom() -> None:

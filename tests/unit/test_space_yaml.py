@@ -221,6 +221,13 @@ def test_quality_may_have_budgets() -> None:
     assert [(budget.name, *budget.limit) for budget in space.budgets] == [
         ("quality.recall", 0.95, True), ("quality", 0.9, False),
     ]  # fmt: skip
+    fresh = "quality: {rescore: {tasks: {mqar: {steps: 300}}}}\n"
+    assert parse_space(text + fresh, "mine.yaml").quality.rescore is not None
+    (line,) = errors(text + fresh.replace("mqar", "boundfacts, mqar").replace("boundfacts,", "boundfacts: {steps: 3},"))
+    assert line.startswith("mine.yaml:31: quality.rescore.tasks.boundfacts: boundfacts is no task of generation")
+    objective = text.replace("  - {name: quality, metric: quality}\n", "  - {name: recall, metric: quality.recall}\n")
+    (line,) = errors(objective + fresh)
+    assert line.startswith("mine.yaml:26: objectives.0.metric: quality.recall: the top rung 'long' measures no recall")
     (line,) = errors(text + f"quality: {{rungs: [{rung % 'keys'}]}}\n")
     assert line.startswith("mine.yaml:23: budgets.0.metric: quality.recall: the top rung 'top' measures no recall")
 

@@ -32,7 +32,7 @@ from nas.search.analysis.record import read_study
 from nas.search.analysis.report import study_report
 from nas.search.analysis.second import second_gains
 from nas.search.analysis.snapshot import Snapshots, StudySnapshot
-from nas.search.proxy.job import TrainJob
+from nas.search.proxy.job import TaskRun, TrainJob
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.quality import LM_PRIOR
 from nas.search.study.check import support_filter
@@ -598,6 +598,29 @@ def test_fresh_seeds_decide_about_recall(tmp_path: Path) -> None:
     assert report["hypervolume"] == pytest.approx(
         front_hypervolume({trial: study.counted[trial] for trial in study.counted}, study.reference_point or [])
     )
+
+
+def test_recall_of_what_is_rescored_decides_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_kind(job: TrainJob, spec: Mapping[str, Any]) -> Any:
+        result = trained(job, spec)
+        if not isinstance(job.run, TaskRun):
+            return result
+        return result.model_copy(update={"scores": {"task/automata": 3.0 - result.scores["lm/text"]}})
+
+    trained = inline_study.trained
+    monkeypatch.setattr(inline_study, "trained", by_kind)
+    tasks = {"automata": {"steps": 12, "seeds": [100, 101]}}
+    bed = recall_bed(tmp_path, rescore={"seeds": [100, 101, 102], "p_front": 0.2, "tasks": tasks})
+    assert bed.run(10) is StudyState.COMPLETE
+    check(bed, 10)
+    records = StudySnapshot(read_study(bed.store, "study")).records.values()
+    assert all(quality.recall is None for each in records for quality in each.rungs.values())
+    again = [each.rescored for each in records if each.rescored is not None]
+    assert {frozenset(each.per_seed) for each in again} == {frozenset({100, 101, 102})}
+    fallen = [each for each in records if each.rescored and each.trial.status.state is TrialState.INFEASIBLE]
+    assert fallen and all(f"on fresh seeds, {RECALLED}" in (each.trial.status.reason or "") for each in fallen)
+    report = study_report(bed.store, "study")
+    assert report["front"] and all(row["quality"]["recall"] >= 0.97 for row in report["front"])
 
 
 @pytest.mark.usefixtures("recalling")

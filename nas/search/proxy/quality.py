@@ -96,6 +96,9 @@ class QualityScale(BaseModel):
     rung: str
     reference: dict[str, float] = Field(description="group -> the published reference's mean score")
     left_out: dict[str, float] = Field(description="group that does not count -> the published reference's mean score")
+    noisy_recall: dict[str, float] = Field(
+        default_factory=dict, description="those of `left_out` that count in recall, whose noise is stated"
+    )
     minimum: float
     spreads: dict[str, Spread] = Field(description="unit -> paired spread of one seed, of its part of the quality")
     recall_spreads: dict[str, Spread] = Field(
@@ -115,7 +118,7 @@ class QualityScale(BaseModel):
         Raises:
             KeyError: no seed has a score in a group that counts.
         """
-        ratios = {group: _ratios(runs, group, base) for group, base in self.reference.items()}
+        ratios = {group: _ratios(runs, group, base) for group, base in self._scored.items()}
         if missing := [group for group, values in ratios.items() if not values]:
             raise KeyError(f"rung {self.rung}: no score in {', '.join(missing)}")
         per_group = {group: fmean(values.values()) for group, values in ratios.items()}
@@ -136,12 +139,32 @@ class QualityScale(BaseModel):
     def per_seed(self, runs: Mapping[int, Scores]) -> dict[int, float]:
         """Returns seed -> the quality that it alone gives, of seeds that have a score in every group that counts."""
         whole = {seed: scores for seed, scores in runs.items() if self.reference.keys() <= scores.keys()}
-        return {seed: self.quality({seed: scores}).value for seed, scores in whole.items()}
+        without = self.model_copy(update={"noisy_recall": {}})
+        return {seed: without.quality({seed: scores}).value for seed, scores in whole.items()}
 
     def rescored(self, published: Mapping[int, Scores]) -> QualityScale:
-        """Returns the scale for other seeds, from the scores of the published reference there."""
-        means = {group: fmean(_ratios(published, group, 1.0).values()) for group in self.reference}
-        return self.model_copy(update={"reference": means})
+        """Returns the scale for other seeds, from the scores of the published reference there.
+
+        A group of recall that was trained with these seeds alone counts in recall, with the prior of its noise.
+        """
+        groups = {group for scores in published.values() for group in recall_of(scores) if not is_part(group)}
+        new = groups - {*self.reference, *self.left_out}
+        means = {group: fmean(_ratios(published, group, 1.0).values()) for group in {*self._scored, *new}}
+        noisy = {group: means[group] for group in self.noisy_recall}
+        noisy |= {group: means[group] for group in sorted(new) if means[group] >= self.minimum}
+        recalled = recall_of({**self.reference, **noisy})
+        return self.model_copy(
+            update={
+                "reference": {group: means[group] for group in self.reference},
+                "noisy_recall": noisy,
+                "recall_spreads": {unit_of(group): TASK_PRIOR for group in recalled} | self.recall_spreads,
+            }
+        )
+
+    @property
+    def _scored(self) -> dict[str, float]:
+        """The groups of quality and of recall."""
+        return self.reference | self.noisy_recall
 
     @property
     def dof(self) -> int | None:
@@ -156,9 +179,9 @@ class QualityScale(BaseModel):
     def with_noise_of(self, layouts: Sequence[Mapping[int, Scores]]) -> QualityScale:
         """Returns the scale with its spreads pooled with those of further layouts, which have the same seeds."""
         changes = {}
-        for name, members in (("spreads", self.group_weights), ("recall_spreads", recall_of(self.reference))):
+        for name, members in (("spreads", self.group_weights), ("recall_spreads", recall_of(self._scored))):
             before: Mapping[str, Spread] = getattr(self, name)
-            seen = _spreads(layouts, self.reference, members)
+            seen = _spreads(layouts, self._scored, members)
             changes[name] = {unit: pool(before[unit], seen[unit]) for unit in seen}
         return self.model_copy(update=changes)
 
@@ -220,11 +243,15 @@ def fix_scale(
         if group not in learned:
             reasons[group] = f"the published reference scores {mean:.3g} above chance, less than {minimum:g}"
     weights = _weights({group: signals.get(group) or _prior_signal(group, published) for group in reference})
-    recalled = _spreads(layouts, reference, recall_of(reference))
+    noisy_recall = {group: learned[group] for group in recall_of(learned) if group not in reference}
+    for group in noisy_recall:
+        reasons[group] += "; it counts in recall alone"
+    recalled = _spreads(layouts, learned, recall_of(learned))
     return QualityScale(
         rung=rung,
         reference=reference,
         left_out={group: mean for group, mean in means.items() if group not in reference},
+        noisy_recall=noisy_recall,
         minimum=minimum,
         spreads={unit: with_prior(_prior(unit), seen) for unit, seen in _spreads(layouts, reference, weights).items()},
         recall_spreads={unit: with_prior(TASK_PRIOR, seen) for unit, seen in recalled.items()},

@@ -296,7 +296,7 @@ class _Progress:
             seconds = rungs_s(quality.with_seeds(quality.anchors.seeds))
             anchors_s += (len(layouts) + quality.anchors.layouts) * math.fsum(seconds[rung] for rung in anchored)
         if quality.rescore is not None:
-            fresh = jobs(quality.with_seeds(quality.rescore.seeds), len(quality.rungs) - 1)
+            fresh = jobs(quality.rescored, len(quality.rungs) - 1)
             rescore_s = rescored * math.fsum(_training_s(job, 0) for job in fresh)
         exported, screened, *trained, confirmed = counts
         training_s = math.fsum(count * rung_s for count, rung_s in zip(trained, rungs_s(quality), strict=True))

@@ -75,7 +75,7 @@ class Rescoring:
         work = self._study.work
         top = len(work.space.quality.rungs) - 1
         try:
-            return await work.train_rung(number, self._runs[number].layout, top, self._settings.seeds)
+            return await work.train_rung(number, self._runs[number].layout, top, work.space.quality.rescored)
         except CandidateFailed as error:
             self._log(f"trial {number} was not re-scored: {error}")
             return None

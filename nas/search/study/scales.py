@@ -15,7 +15,7 @@ import numpy as np
 
 from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.layout import Layout
-from nas.core.metrics import METRICS, RECALL, RECALL_METRIC
+from nas.core.metrics import METRICS, RECALL_METRIC
 from nas.core.pareto import arrays, front_hypervolume, front_mask
 from nas.core.scoring import (
     ATTENTION,
@@ -131,14 +131,26 @@ class Scales:
         )
         if (spread := config.spread(rung)) is not None:
             scale = scale.model_copy(update={"spreads": dict.fromkeys(scale.spreads, Spread(*spread))})
-        items: tuple[Budget | Objective, ...] = (*self._space.objectives, *self._space.budgets)
-        if rung == len(config.rungs) - 1 and RECALL_METRIC in (item.metric for item in items):
-            _require_recall(scale)
+        if rung == len(config.rungs) - 1 and not (config.rescore and config.rescore.recalls):
+            self._require_recall(scale)
         self._rungs[rung] = scale
 
     def rescored_by(self, published: SeedScores) -> QualityScale:
-        """Returns the scale of the top rung for the seeds of `published`, the published reference's scores there."""
-        return self._rungs[len(self._space.quality.rungs) - 1].rescored(published)
+        """Returns the scale of the top rung for the seeds of `published`, the published reference's scores there.
+
+        Raises:
+            InvalidInput: the space uses recall, of which the published reference learns nothing.
+        """
+        scale = self._rungs[len(self._space.quality.rungs) - 1].rescored(published)
+        self._require_recall(scale)
+        return scale
+
+    def _require_recall(self, scale: QualityScale) -> None:
+        items: tuple[Budget | Objective, ...] = (*self._space.objectives, *self._space.budgets)
+        if scale.recall_spreads or RECALL_METRIC not in (item.metric for item in items):
+            return
+        why = "; ".join(f"{group}: {reason}" for group, reason in scale.reasons.items())
+        raise InvalidInput(f"rung {scale.rung!r} has no group of recall that counts ({why}), but the space uses recall")
 
     def learn(self, run: TrialRun, status: str) -> None:
         """Takes new results of a trial."""
@@ -263,8 +275,8 @@ async def train_anchors(work: StageWork, scales: Scales, layouts: Sequence[Layou
     assert config.anchors is not None
     remaining = list(layouts)
     for rung in range(len(config.rungs)):
-        seeds = config.anchors.seeds
-        trained = [work.train_rung(trial, layout, rung, seeds, anchor=True) for layout in remaining]
+        ladder = config.with_seeds(config.anchors.seeds)
+        trained = [work.train_rung(trial, layout, rung, ladder, anchor=True) for layout in remaining]
         ended = await asyncio.gather(*trained, return_exceptions=True)
         failed = [outcome for outcome in ended if isinstance(outcome, BaseException)]
         for error in failed:
@@ -276,9 +288,3 @@ async def train_anchors(work: StageWork, scales: Scales, layouts: Sequence[Layou
         ]
         counts = seed_counts(rung_jobs(config, rung, remaining[0], work.corpus))
         await scales.learn_anchors(rung, Anchors(scores, counts))
-
-
-def _require_recall(scale: QualityScale) -> None:
-    if not any(group.startswith(RECALL) for group in scale.reference):
-        why = "; ".join(f"{group}: {reason}" for group, reason in scale.reasons.items())
-        raise InvalidInput(f"rung {scale.rung!r} has no group of recall that counts ({why}), but the space uses recall")

@@ -14,6 +14,7 @@ from typing import Any
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
+from nas.core.quality_config import QualityConfig
 from nas.core.scoring import MeasurementKey
 from nas.core.space import SearchSpace
 from nas.infra.store.rows import Stage
@@ -321,11 +322,13 @@ class StageWork:
         )
 
     async def train_rung(
-        self, trial: int, layout: Layout, rung: int, seeds: tuple[int, ...] | None = None, *, anchor: bool = False
+        self, trial: int, layout: Layout, rung: int, config: QualityConfig | None = None, *, anchor: bool = False
     ) -> SeedScores:
-        """Runs the proxy trainings of quality at `rung`, those of anchors first: seed -> evaluation group -> score."""
-        config = self.space.quality if seeds is None else self.space.quality.with_seeds(seeds)
-        jobs = rung_jobs(config, rung, layout, self.corpus)
+        """Runs the proxy trainings of quality at `rung`, those of anchors first: seed -> evaluation group -> score.
+
+        `config`: in place of the space's.
+        """
+        jobs = rung_jobs(config or self.space.quality, rung, layout, self.corpus)
         results = await asyncio.gather(*(self._train(trial, job, anchor) for job in jobs))
         return seed_scores(jobs, {result.key: result for result in results}, layout.quantisation)
 

@@ -631,7 +631,8 @@ def _jobs(config: QualityConfig, layout: Layout, corpora: Iterable[str]) -> dict
         reference = CorpusRef(source="default", hash=corpus)
         for ladder in (
             config,
-            *(config.with_seeds(seeded.seeds) for seeded in (config.anchors, config.rescore) if seeded),
+            *([config.with_seeds(config.anchors.seeds)] if config.anchors else []),
+            *([config.rescored] if config.rescore else []),
         ):
             for index, rung in enumerate(ladder.rungs):
                 for job in rung_jobs(ladder, index, layout, reference):
