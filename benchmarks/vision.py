@@ -227,7 +227,9 @@ def measure(folder: Path, sizes: Sizes) -> None:
     result: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
     waiting = {name: options for name, options in {**trained, **published}.items() if name not in result}
     for name, report in zip(waiting, bench_all([*waiting.values()], lambda line: say(str(line))), strict=True):
-        figures = {each: report["figures"][each] for each in ("ttft", "image_tokens", "peak_rss", *TTFT_PARTS)}
+        figures = {
+            each: report["figures"][each] for each in ("ttft", "image_tokens", "peak_rss", *TTFT_PARTS["images"])
+        }
         result[name] = {"device": report["device"], **figures}
         write_durably(path, json.dumps(result).encode())
         say(f"{name}: {figures['ttft']['value']:.4g} ms")
@@ -482,12 +484,12 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
 
 def _latency_tables(latency: Mapping[str, Any], joint: Sequence[Mapping[str, Any]]) -> str:
     """Returns answers beside times of the trained model, and times of one of a published size, by tokens."""
-    head = ["TTFT, ms", *(f"{part}, ms" for part in TTFT_PARTS.values()), "peak memory, MB"]
+    head = ["TTFT, ms", *(f"{part}, ms" for part in TTFT_PARTS["images"].values()), "peak memory, MB"]
     rows: dict[str, list[list[str]]] = {}
     for name, figures in latency.items():
         kind, _, tokens = name.partition(" ")
         low, high = figures["ttft"]["ci95"]
-        memory, ttft, *parts = (figures[each]["value"] for each in ("peak_rss", "ttft", *TTFT_PARTS))
+        memory, ttft, *parts = (figures[each]["value"] for each in ("peak_rss", "ttft", *TTFT_PARTS["images"]))
         right = [_interval(_right([result["marks"][tokens] for result in joint]))] if kind == "trained" else []
         times = [f"{ttft:.4g} ({low:.4g} to {high:.4g})", *(f"{part:.4g}" for part in parts)]
         rows.setdefault(kind, []).append([tokens, *right, *times, f"{memory:.0f}"])

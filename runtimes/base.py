@@ -141,10 +141,10 @@ class Artifact(BaseModel):
     patched: bool = False
     vectors: int = Field(0, ge=0, description="width of token vectors; 0: a language model")
     projector: InputFile | None = Field(
-        None, description="file of the tower that reads images; none: it reads text alone"
+        None, description="file of the tower that reads images or sound; none: it reads text alone"
     )
     image_tokens: int = Field(0, ge=0, description="of an image at most")
-    image_least: int = Field(64, ge=1, description="of an image at least, as `nas.core.tower.Tower.least`")
+    image_least: int = Field(64, ge=1, description="of an image at least, as `nas.core.tower.ImageTower.least`")
     weights: str = Field(description="`Weights.describe()`")
     recipe: PlanFile | None = Field(None, description="what was written in place of the file: the runner makes it")
 
@@ -445,7 +445,7 @@ class Runtime(Protocol):
                 those that every one of its kind has.
             patched: whether the artifact needs the patched build.
             libc: its C library, as `Device.libc`; `None`: unknown.
-            images: whether the runner must encode images in front of a prompt.
+            images: whether the runner must encode images or sounds in front of a prompt.
 
         Raises:
             InfrastructureFailed: no such build, or none that runs with its C library; the message names the command
@@ -491,7 +491,7 @@ class Runtime(Protocol):
             variant: instruction set; `None`: the best of this machine, of another one the best that is common.
             tools: also build the runtime's own tools.
             static: one file that needs no libraries.
-            images: also encode images in front of a prompt.
+            images: also encode images and sounds in front of a prompt.
 
         Raises:
             InfrastructureFailed: a compiler, network or disk space is missing, or a step failed; with the remedy.

@@ -69,7 +69,7 @@ class BuildRequest:
             is common.
         tools: with the library's own programs.
         static: a runner that needs no library of the device.
-        images: a runner that encodes images in front of a prompt.
+        images: a runner that encodes images and sounds in front of a prompt.
     """
 
     target: str
@@ -124,7 +124,7 @@ class BuildSpec(BaseModel):
 
     @property
     def images(self) -> bool:
-        """Whether its runner encodes images in front of a prompt."""
+        """Whether its runner encodes images and sounds in front of a prompt."""
         return False
 
 

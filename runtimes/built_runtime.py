@@ -54,7 +54,7 @@ class BuiltRuntime(ABC, Generic[S]):
         runner_sources: the program to compile, then the files that it includes.
         profiler_sources: the same of the profiler.
         options: of the runner that plans use; agents accept no others.
-        image_options: those of builds that read images besides.
+        image_options: those of builds that read images and sound besides.
         dispatches: whether its library chooses kernels by the processor that it runs on, whatever it was built for.
         disk_bytes: free disk that a build needs.
 
@@ -215,7 +215,7 @@ class BuiltRuntime(ABC, Generic[S]):
             patched: whether the build has our patches; None: either.
             tools: whether it must have the library's own programs.
             libc: the machine's C library, as `Device.libc`; None: unknown.
-            images: whether its runner must read images.
+            images: whether its runner must read images or sound.
 
         Raises:
             Unsupported: the runtime's runner reads none, or has no back end for a GPU.
@@ -230,7 +230,7 @@ class BuiltRuntime(ABC, Generic[S]):
             features = host_features() if is_host else oldest.needs if oldest else ()
         gpus = set(GPU_FEATURES) & set(features)
         if gpus and images:
-            raise Unsupported(f"{self.name} encodes images on the processor alone, not by {', '.join(gpus)}")
+            raise Unsupported(f"{self.name} encodes images and sound on the processor alone, not by {', '.join(gpus)}")
         runnable = [
             variant.name
             for variant in self.variants
@@ -282,7 +282,7 @@ class BuiltRuntime(ABC, Generic[S]):
 
     def _require_images(self) -> None:
         if not self.image_options:
-            raise Unsupported(f"the runner of {self.name} reads no images")
+            raise Unsupported(f"the runner of {self.name} reads no images, and no sound")
 
     # Instruction sets.
 

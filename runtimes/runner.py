@@ -58,6 +58,8 @@ _CLOCK_STEP_MS = 20.0
 """Step of a device's clock (10 ms), twice: at the beginning and the end of a process."""
 _TEXT_OF_IMAGE = 256
 """Tokens of text that a reference model reads in place of an image, to take about as long."""
+_TEXT_OF_SECOND = 32
+"""The same of a second of sound."""
 _NONSENSE = 1e15
 """Eleven days in nanoseconds."""
 _NOT_STARTED = (126, 127)
@@ -114,15 +116,17 @@ def plan_run(
 ) -> Plan:
     """Returns one repetition of `workload` as one fresh process of a runner with these options.
 
-    Of a model without a tower, which only reference models are under a workload with images, text stands for these.
+    Of a model without a tower, which only reference models are under a workload with images or sounds, text stands for
+    these.
     """
-    text = 0 if artifact.projector is not None else _TEXT_OF_IMAGE * workload.images
+    instead = _TEXT_OF_IMAGE * workload.images + math.ceil(_TEXT_OF_SECOND * workload.sounds * workload.seconds)
+    text = 0 if artifact.projector is not None else instead
     first = {"prompt": workload.prompt + text, "gen": workload.gen, "context": workload.window + text}
     models = {"model": artifact.file} | ({} if reference is None else {REFERENCE: reference.file})
-    if workload.images and artifact.projector is not None:
+    if workload.media and artifact.projector is not None:
         models["mmproj"] = artifact.projector
         if reference is not None:
-            first["reference-prompt"] = workload.prompt + _TEXT_OF_IMAGE * workload.images
+            first["reference-prompt"] = workload.prompt + instead
     every = {**first, **options, "seed": _PROMPT_SEED}
     args = [word for name, value in every.items() for word in (f"--{name}", str(value))]
     files = [text for name in models for text in (f"--{name}", f"{{{name}}}")]

@@ -31,7 +31,9 @@ from nas.core.metrics import METRICS
 from nas.core.profile import ProfileSummary
 from nas.core.progress import Progress
 from nas.core.space import MeasurementSettings
+from nas.core.tower import Media
 from nas.core.units import show_figure, show_share, show_spread
+from nas.core.workload import Workload
 from nas.infra.store import events, studies, trials
 from nas.measure.protocol.bench import BUSY, BenchOptions, bench_all
 from nas.measure.runtimes import DEFAULT_RUNTIME
@@ -57,10 +59,16 @@ def command(
         int, typer.Option("--context", help="Allocated context in tokens; 0: prompt and generated ones.")
     ] = 0,
     images: Annotated[
-        int | None, typer.Option("--images", help="Images in front of the prompt. Default: 1 where there is a tower.")
+        int | None,
+        typer.Option("--images", help="Images in front of the prompt. Default: 1 where a tower reads them."),
     ] = None,
     image_height: Annotated[int, typer.Option("--image-height", help="Of each image, in pixels.")] = 512,
     image_width: Annotated[int, typer.Option("--image-width", help="Of each image, in pixels.")] = 512,
+    sounds: Annotated[
+        int | None,
+        typer.Option("--sounds", help="Sounds in front of the prompt. Default: 1 where a tower reads them."),
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="Of each sound.")] = 8.0,
     mmproj: Annotated[
         Path | None,
         typer.Option("--mmproj", help="File of the tower beside a model FILE.", exists=True, dir_okay=False),
@@ -114,11 +122,11 @@ def command(
                 gen=new,
                 context=context,
                 threads=count,
-                images=int(mmproj is not None or (isinstance(model, Layout) and model.tower is not None))
-                if images is None
-                else images,
+                images=int(_reads(model, "images", mmproj, sounds)) if images is None else images,
                 image_height=image_height,
                 image_width=image_width,
+                sounds=int(_reads(model, "sounds", mmproj, sounds)) if sounds is None else sounds,
+                seconds=seconds,
             ),
             repetitions=reps,
             protocol=MeasurementSettings(),
@@ -297,11 +305,13 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("  as experienced", _shown(decode["typical"], "ms/token")),
         ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"], decode["p95_ci95"])),
     ]
-    if workload.get("images"):
-        parts = {name: report["figures"][name] for name in ("image_tokens", *TTFT_PARTS)}
+    if (media := Workload(**workload).media) is not None:
+        kind, titles = media.removesuffix("s"), TTFT_PARTS[media]
+        more = {f"{kind}_tokens": f"{kind} tokens", **({"sound_factor": "real-time factor"} if kind == "sound" else {})}
         times[2:2] = [
-            (f"  {TTFT_PARTS.get(name, 'image tokens')}", _shown(figure["value"], figure["unit"], figure["reason"]))
-            for name, figure in parts.items()
+            (f"  {title}", _shown(figure["value"], figure["unit"], figure["reason"]))
+            for name, title in (more | titles).items()
+            if (figure := report["figures"].get(name)) is not None
         ]
     if not workload["gen"]:
         figures = {name: report["figures"][name] for name in ("encoding", "documents_per_s", "index_bytes")}
@@ -336,6 +346,13 @@ def _gpu(gpu: dict[str, Any]) -> str | None:
     return f"{_shown(gpu['memory_mb'], 'MB')} on {gpu['name']} ({gpu['description']}){software}"
 
 
+def _reads(model: Path | Layout, media: Media, mmproj: Path | None, sounds: int | None) -> bool:
+    """Returns whether a request has something to read by default; a file's tower is one of images unless told."""
+    if isinstance(model, Layout):
+        return model.tower is not None and model.tower.media == media
+    return mmproj is not None and media == "images" and not sounds
+
+
 def _busy(cores: float | None) -> str | None:
     return None if cores is None else f"{cores:.2f} of a core meanwhile"
 
@@ -343,8 +360,8 @@ def _busy(cores: float | None) -> str | None:
 def _requested(workload: dict[str, Any]) -> str:
     out = f"{workload['gen']} out" if workload["gen"] else "a vector for each"
     seen = ""
-    if workload.get("images"):
-        seen = f"{workload['images']} image(s) of {workload['image_width']} x {workload['image_height']}, "
+    if (load := Workload(**workload)).media:
+        seen = f"{load.described_media()}, "
     return f"{seen}{workload['prompt']} tokens in, {out}, {workload['threads']} thread(s)"
 
 

@@ -113,7 +113,7 @@ def numbers_of(text: str, flag: str) -> list[int]:
     return list(dict.fromkeys(map(int, parts)))
 
 
-def workload_of(**values: int | str) -> Workload:
+def workload_of(**values: float | str) -> Workload:
     """Returns a workload from options of the same names.
 
     Raises:

@@ -81,7 +81,8 @@ def build_runtime(
         bool, typer.Option("--static", help="Link statically, for machines with older system libraries.")
     ] = False,
     images: Annotated[
-        bool, typer.Option("--images", help="Also encode images, for searches of `task: vision`.")
+        bool,
+        typer.Option("--images", help="Also encode images and sounds, for searches of `task: vision` and `audio`."),
     ] = False,
 ) -> None:
     """Build a runtime and print the folder of the build; cached builds are reused.

@@ -194,7 +194,7 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
     for name in space.measured:
         load = space.workloads[name]
         out = "a vector for each" if load.encodes else f"{load.gen} out"
-        seen = f"{load.images} image(s) of {load.image_width} x {load.image_height}, " if load.images else ""
+        seen = f"{load.described_media()}, " if load.media else ""
         part = f", {at_once} at once" if (at_once := min(load.n_batch, load.n_ubatch)) < load.prompt else ""
         size = f"{seen}{load.prompt} tokens in{part}, {out}, window {load.window}, {load.threads} thread(s)"
         yield "workload", f"{name}: {size}"

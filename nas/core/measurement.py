@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nas.core.device import DeviceText
 from nas.core.plan import Conditions
+from nas.core.tower import Media
 from nas.core.workload import Workload
 
 ClockName = Literal["cpu", "wall"]
@@ -29,27 +30,32 @@ class GpuUse(BaseModel):
 Nanoseconds = Annotated[int, Field(ge=0, lt=10**15)]
 
 
-class ImageUse(BaseModel):
-    """What happened to the images of a request, as its runner reports it."""
+class MediaUse(BaseModel):
+    """What happened to the images or sounds of a request, as its runner reports it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tokens: int = Field(ge=1, lt=1 << 24, description="that the language model saw of all images")
+    tokens: int = Field(ge=1, lt=1 << 24, description="that the language model saw of all")
     wall_ns: tuple[tuple[Nanoseconds, Nanoseconds, Nanoseconds], ...] = Field(
-        min_length=1, description="nanoseconds of scaling, encoder and connector in each pass over the prompt"
+        min_length=1, description="nanoseconds of preparation, encoder and connector in each pass over the prompt"
     )
     cpu_ns: tuple[tuple[Nanoseconds, Nanoseconds, Nanoseconds], ...] = Field(
         min_length=1, description="the same of processor time"
     )
 
 
-IMAGE_STEPS = ("image_scaling", "image_encoder", "image_connector")
-"""Names of the figures of `ImageUse`'s times."""
-TTFT_PARTS = {
-    **dict(zip(IMAGE_STEPS, ("scaling", "encoder", "connector"), strict=True)),
-    "prompt_reading": "language model",
+MEDIA_STEPS: dict[Media, tuple[str, str, str]] = {
+    "images": ("image_scaling", "image_encoder", "image_connector"),
+    "sounds": ("sound_features", "sound_encoder", "sound_connector"),
 }
-"""Figures of the parts of TTFT with images, which add up to it, and what each is called."""
+"""Names of the figures of `MediaUse`'s times."""
+FIRST_STEP: dict[Media, str] = {"images": "scaling", "sounds": "features"}
+_LATER_PARTS = ("encoder", "connector", "language model")
+TTFT_PARTS: dict[Media, dict[str, str]] = {
+    media: dict(zip((*MEDIA_STEPS[media], "prompt_reading"), (first, *_LATER_PARTS), strict=True))
+    for media, first in FIRST_STEP.items()
+}
+"""Figures of the parts of TTFT with images or sounds, which add up to it, and what each is called."""
 
 
 class Sample(BaseModel):
@@ -72,7 +78,8 @@ class Sample(BaseModel):
     )
     finite: bool = True
     info: dict[str, Any] = Field(
-        default_factory=dict, description="build info, system info, `gpu` as in `GpuUse`, `images` as in `ImageUse`"
+        default_factory=dict,
+        description="build info, system info, `gpu` as in `GpuUse`, `images` or `sounds` as in `MediaUse`",
     )
     reference: Sample | None = Field(None, description="the reference model's, which took turns with this one")
 
@@ -80,8 +87,8 @@ class Sample(BaseModel):
     def _gpu_is_readable(self) -> Sample:
         if "gpu" in self.info:
             GpuUse.model_validate(self.info["gpu"])
-        if self.images is not None and len(self.images.wall_ns) != len(self.images.cpu_ns):
-            raise ValueError("times of images on one clock alone")
+        if self.media is not None and len(self.media.wall_ns) != len(self.media.cpu_ns):
+            raise ValueError("times of images or sounds on one clock alone")
         return self
 
     @property
@@ -90,9 +97,10 @@ class Sample(BaseModel):
         return GpuUse.model_validate(self.info["gpu"]) if "gpu" in self.info else None
 
     @property
-    def images(self) -> ImageUse | None:
-        """What happened to images; None: there were none."""
-        return ImageUse.model_validate(self.info["images"]) if "images" in self.info else None
+    def media(self) -> MediaUse | None:
+        """What happened to images or sounds; None: there were none."""
+        use = next((self.info[name] for name in MEDIA_STEPS if name in self.info), None)
+        return None if use is None else MediaUse.model_validate(use)
 
 
 class ReferenceTimes(BaseModel):
@@ -166,8 +174,8 @@ class Measurement(BaseModel):
 
     `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
     decode_rss, gpu_memory, load, energy_mj_per_token, file_size; of a workload that encodes also encoding,
-    documents_per_s and index_bytes; of one with images image_encoding, its parts in `IMAGE_STEPS`, prompt_reading and
-    image_tokens. TTFT, decode p50, p95 and mean, and what follows,
+    documents_per_s and index_bytes; of one with images image_encoding, its parts in `MEDIA_STEPS`, prompt_reading and
+    image_tokens, with sounds likewise, and sound_factor. TTFT, decode p50, p95 and mean, and what follows,
     are estimates of a device that nothing disturbs: measured ratio to the reference model, on `clock`, times what that
     takes by its calibration (`nas.measure.protocol.estimator`).
     """

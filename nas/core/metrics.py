@@ -8,6 +8,7 @@ from typing import Literal
 
 from nas.core.errors import UnknownName
 from nas.core.measurement import Figure
+from nas.core.tower import Media
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Metric:
         compared: whether pages that compare trials show it.
         of_vectors: whether it is of workloads that encode a text (`Workload.encodes`), which have it in place of those
             of prompts and decoded tokens.
-        of_images: whether it is of workloads with images alone.
+        of_media: whether it is of workloads with images, or with sounds, alone.
 
     Example:
         A new metric of devices is one row of `METRICS`, beside the figure of that name in measurements:
@@ -50,7 +51,7 @@ class Metric:
     recorded: bool = False
     compared: bool = False
     of_vectors: bool = False
-    of_images: bool = False
+    of_media: Media | None = None
 
     @property
     def title(self) -> str:
@@ -196,7 +197,7 @@ METRICS: dict[str, Metric] = {
             "device",
             "part of TTFT until all images of a request have their tokens: scaling, encoder and connector",
             compared=True,
-            of_images=True,
+            of_media="images",
         ),
         Metric(
             "image_tokens",
@@ -207,7 +208,40 @@ METRICS: dict[str, Metric] = {
             "device",
             "tokens that the language model sees of all images of a request",
             compared=True,
-            of_images=True,
+            of_media="images",
+        ),
+        Metric(
+            "sound_encoding",
+            "sounds",
+            "ms",
+            "min",
+            "log",
+            "device",
+            "part of TTFT until all sounds of a request have their tokens: features, encoder and connector",
+            compared=True,
+            of_media="sounds",
+        ),
+        Metric(
+            "sound_tokens",
+            "sound tokens",
+            "",
+            "min",
+            "log",
+            "device",
+            "tokens that the language model sees of all sounds of a request",
+            compared=True,
+            of_media="sounds",
+        ),
+        Metric(
+            "sound_factor",
+            "real-time factor",
+            "",
+            "min",
+            "log",
+            "device",
+            "`sound_encoding` divided by the seconds of all sounds of a request",
+            compared=True,
+            of_media="sounds",
         ),
         Metric("file_size", "file", "MB", "min", "log", "artifact", "bytes of the exported file", compared=True),
     )
@@ -221,10 +255,10 @@ def metric(name: str) -> Metric:
     return METRICS[name]
 
 
-def measured_by(name: str, *, encodes: bool, images: bool) -> bool:
-    """Returns whether workloads that encode a text, have images, or neither have a metric of devices or files."""
+def measured_by(name: str, *, encodes: bool, media: Media | None) -> bool:
+    """Returns whether workloads that encode a text, have images or sounds, or neither have a metric."""
     row = METRICS[name]
-    return (row.of_vectors == encodes or name in _OF_BOTH) and (images or not row.of_images)
+    return (row.of_vectors == encodes or name in _OF_BOTH) and row.of_media in (None, media)
 
 
 _OF_BOTH = ("prefill_tps", "peak_rss", "prefill_rss", "file_size")

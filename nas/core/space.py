@@ -33,7 +33,7 @@ from nas.core.quantisation import Quantisation
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.strict import Strict
 from nas.core.task import make_task, task_kind
-from nas.core.tower import Tower
+from nas.core.tower import Media, Tower
 from nas.core.units import parse_count, parse_limit
 from nas.core.workload import Workload
 
@@ -86,13 +86,20 @@ class ParamBudget(Strict):
     non_embedding: WeightRange = Field(WeightRange(), description="without embedding and output tables")
 
 
-class TowerKnob(Strict):
-    """A choice between towers. In YAML: a line, or lists of `shape`, `factor` and `tokens`, or a list of these.
+MEDIA_TASKS: dict[str, Media] = {"vision": "images", "audio": "sounds"}
+"""Tasks of spaces whose models have a tower, and what it reads."""
 
-    `{shape: [768x12, 384x12], factor: [2, 4], tokens: [64, 256]}` are eight towers.
+
+class TowerKnob(Strict):
+    """A choice between towers. In YAML: a line, or lists of `shape` and of sizes, or a list of these.
+
+    `{shape: [768x12, 384x12], factor: [2, 4], tokens: [64, 256]}` are eight towers, and
+    `{shape: ["sound:512x17", "sound:256x12"], channels: [64, 256]}` are four.
     """
 
-    choices: tuple[str, ...] = Field((), description="lines such as `768x12:tokens=64`, see [images](#images)")
+    choices: tuple[str, ...] = Field(
+        (), description="lines such as `768x12:tokens=64` or `sound:512x17`, see [images and sound](#images-and-sound)"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -117,8 +124,6 @@ def _towers(part: Any) -> list[Any]:
     """Returns the lines of a part of a `TowerKnob`."""
     if not isinstance(part, Mapping):
         return [part]
-    if unknown := part.keys() - {"shape", "factor", "tokens"}:
-        raise ValueError(f"towers are chosen by shape, factor and tokens, not by {', '.join(map(str, unknown))}")
     lists = [
         [f":{name}={value}" for value in (_items(listed) or [listed])]
         for name, listed in part.items()
@@ -139,7 +144,10 @@ class ModelSpace(Strict):
         description="width of token vectors, under `task: retrieval`, 128 where left out; of spectra, under"
         " `task: detokenization`, 1,282",
     )
-    tower: TowerKnob = Field(TowerKnob(), description="what reads images, under `task: vision`: encoder and connector")
+    tower: TowerKnob = Field(
+        TowerKnob(),
+        description="what reads images or sound, under `task: vision` or `audio`: encoder and connector",
+    )
     tied: bool = Field(True, description="whether the output head is the embedding table")
     norms: Norms = Field("before", description="whether RMSNorms are on the input of blocks, on the output, or on both")
     params: ParamBudget = Field(ParamBudget(), description="how many weights a layout may have")
@@ -350,13 +358,13 @@ class SearchSpace(Strict):
     v: Literal[1] = Field(1, description="version of this format")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="what studies of this space are listed under")
     doc: str = Field("", description="what the space is for; its first line is shown in lists")
-    task: Literal["generation", "retrieval", "vision", "detokenization"] = Field(
+    task: Literal["generation", "retrieval", "vision", "audio", "detokenization"] = Field(
         "generation",
         description="what models are for: to generate text, to find documents by a vector for each token, to answer"
-        " questions about images, or to make spectra of codes of sound. Workloads of retrieval encode a text of"
-        " `prompt` tokens, those of detokenization `prompt` positions, those of vision have an"
-        " image in front of it unless they say otherwise; quality is of tasks of that kind, and references get the"
-        " widest vectors, or the first tower, unless they name some",
+        " questions about images or sound, or to make spectra of codes of sound. Workloads of retrieval encode a text"
+        " of `prompt` tokens, those of detokenization `prompt` positions, those of vision and audio have an image or a"
+        " sound in front of it unless they say otherwise; quality is of tasks of that kind,"
+        " and references get the widest vectors, or the first tower, unless they name some",
     )
     layouts: tuple[str, ...] = Field(
         (), description="the only layouts to propose, one line each; instead of `model`, `mixers`, `ffn` and `limits`"
@@ -469,7 +477,7 @@ class SearchSpace(Strict):
 
     def _task_problems(self) -> Iterator[InitErrorDetails]:
         """Finds parts that are of another task than the space's."""
-        encodes, vision = self.task in VECTORS, self.task == "vision"
+        encodes, media = self.task in VECTORS, MEDIA_TASKS.get(self.task)
         for part, layouts in (
             ("layouts", dict(enumerate(map(Layout.parse, self.layouts)))),
             ("references", self.references.layouts()),
@@ -477,21 +485,22 @@ class SearchSpace(Strict):
             for place, layout in layouts.items():
                 if bool(layout.vectors) is not encodes:
                     yield problem((part, place), InvalidInput(_vectors_problem(encodes)))
-                elif bool(layout.tower) is not vision:
-                    yield problem((part, place), InvalidInput(_tower_problem(vision)))
+                elif (layout.tower and layout.tower.media) != media:
+                    yield problem((part, place), InvalidInput(_tower_problem(self.task)))
         if any(bool(choice) is not encodes for choice in self.model.vectors.choices):
             yield problem(("model", "vectors"), InvalidInput(_vectors_problem(encodes)))
-        if bool(self.model.tower.choices) is not vision:
-            yield problem(("model", "tower"), InvalidInput(_tower_problem(vision)))
+        if {Tower.parse(line).media for line in self.model.tower.choices} != {media} - {None}:
+            yield problem(("model", "tower"), InvalidInput(_tower_problem(self.task)))
         for name, workload in self.workloads.items():
             if workload.encodes is not encodes:
                 what = "encode a text: leave `gen` out" if encodes else "decode: give `gen` of 1 or more"
                 yield problem(("workloads", name, "gen"), InvalidInput(f"workloads of {self.task} {what}"))
-            if workload.images and not vision:
-                error = InvalidInput("images need a tower: give `task: vision`")
-                yield problem(("workloads", name, "images"), error)
-        if vision and not any(workload.images for workload in self.workloads.values()):
-            yield problem(("workloads",), InvalidInput("no workload of vision has images"))
+            if workload.media not in (None, media):
+                task = next(task for task, of_task in MEDIA_TASKS.items() if of_task == workload.media)
+                error = InvalidInput(f"{workload.media} need a tower: give `task: {task}`")
+                yield problem(("workloads", name, str(workload.media)), error)
+        if media and not any(workload.media for workload in self.workloads.values()):
+            yield problem(("workloads",), InvalidInput(f"no workload of {self.task} has {media}"))
         yield from self._metric_problems(encodes)
         if self.task != "generation" and self.quantisations:
             place = [runtime.choices != () for runtime in self.runtimes].index(True)
@@ -504,11 +513,11 @@ class SearchSpace(Strict):
         for part, items in parts.items():
             for index, item in enumerate(items):
                 row, workload = METRICS[item.metric], self.workloads.get(item.workload or "")
-                images = workload is not None and workload.images > 0
-                if row.source != "proxy" and not measured_by(item.metric, encodes=encodes, images=images):
+                media = None if workload is None else workload.media
+                if row.source != "proxy" and not measured_by(item.metric, encodes=encodes, media=media):
                     whose = (
-                        f"workload {item.workload!r}: it has no images"
-                        if row.of_images
+                        f"workload {item.workload!r}: it has no {row.of_media}"
+                        if row.of_media
                         else f"workloads of {self.task}"
                     )
                     error = InvalidInput(f"{item.metric} is not measured by {whose}")
@@ -518,7 +527,8 @@ class SearchSpace(Strict):
                     yield problem((part, index), InvalidInput(text))
 
     def _rung_problems(self) -> Iterator[InitErrorDetails]:
-        example = {"retrieval": "boundfacts", "vision": "pictures", "detokenization": "spectra"}.get(self.task)
+        examples = {"retrieval": "boundfacts", "vision": "pictures", "audio": "sounds", "detokenization": "spectra"}
+        example = examples.get(self.task)
         for index, rung in enumerate(self.quality.rungs):
             if example and (rung.lm_steps or rung.library):
                 text = f"rung {rung.name!r} trains no {self.task}: give `tasks: {{{example}: {{steps: 300}}}}` alone"
@@ -606,10 +616,10 @@ class SearchSpace(Strict):
 
 def _of_task(data: Any) -> Any:
     """Fills in what follows from the task of a space as it is written, where that is readable."""
-    if not isinstance(data, Mapping) or data.get("task") not in ("vision", *VECTORS):
+    if not isinstance(data, Mapping) or data.get("task") not in (*VECTORS, *MEDIA_TASKS):
         return data
     encodes = data["task"] in VECTORS
-    usual = {"gen": 0} if encodes else {"images": 1}
+    usual = {"gen": 0} if encodes else {MEDIA_TASKS[data["task"]]: 1}
     workloads = {
         name: {**usual, **load} if isinstance(load, Mapping) else load
         for name, load in _mapping(data.get("workloads")).items()
@@ -643,8 +653,11 @@ def _vectors_problem(encodes: bool) -> str:
     return "needs vectors of 1 number or more" if encodes else f"has vectors: give `task: {' or '.join(VECTORS)}`"
 
 
-def _tower_problem(vision: bool) -> str:
-    return "needs a tower, such as 768x12" if vision else "has a tower for images: give `task: vision`"
+def _tower_problem(task: str) -> str:
+    """Returns what is wrong with a tower, or with none, in a space of a task."""
+    if (media := MEDIA_TASKS.get(task)) is not None:
+        return f"needs a tower of {media}, such as {'768x12' if media == 'images' else 'sound:512x17'}"
+    return "has a tower: give `task: vision` for images, `task: audio` for sound"
 
 
 def cross_problems(data: Any) -> list[InitErrorDetails]:

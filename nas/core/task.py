@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.registry import Registry
+from nas.core.tower import FEATURES_PER_SECOND, Media
 
 IGNORE = -100
 """Label of positions that do not count; cross-entropy's customary ignore index."""
@@ -94,17 +95,41 @@ class RetrievalTask(Task, Protocol):
         ...
 
 
-@runtime_checkable
-class VisionTask(Task, Protocol):
-    """A task of images: each example is a square picture, then a text about it, for which labels are as in other tasks.
+class Exhibit(NamedTuple):
+    """What an example of a `MediaTask` is about.
 
-    A picture takes `side` x `side` of the `length` tokens, row after row, each a pixel as 0xRRGGBB: these are not below
-    `vocab`, and have no labels.
+    Args:
+        kind: pictures or sounds.
+        rows: of pixels, or of features, of which there are 100 a second.
+        columns: pixels or bands of a row.
+    """
+
+    kind: Media
+    rows: int
+    columns: int
+
+    @property
+    def amount(self) -> int:
+        """Numbers in front of the text."""
+        return self.rows * self.columns
+
+    @property
+    def size(self) -> tuple[float, ...]:
+        """As a tower takes it: height and width, or seconds."""
+        return (self.rows, self.columns) if self.kind == "images" else (self.rows / FEATURES_PER_SECOND,)
+
+
+@runtime_checkable
+class MediaTask(Task, Protocol):
+    """A task of images or sound: each example is one, then a text about it, for which labels are as in other tasks.
+
+    The first `media.amount` of the `length` numbers are its rows, one after another: pixels as 0xRRGGBB, or features in
+    thousandths. They are not below `vocab`, and have no labels.
     """
 
     @property
-    def side(self) -> int:
-        """Pixels of a side of the picture."""
+    def media(self) -> Exhibit:
+        """What an example is about."""
         ...
 
 
@@ -122,17 +147,19 @@ class SpectraTask(Task, Protocol):
 
 
 def text_length(task: Task) -> int:
-    """Returns the symbols of an example, without those of a picture."""
-    return task.length - (task.side**2 if isinstance(task, VisionTask) else 0)
+    """Returns the symbols of an example, without what they are about."""
+    return task.length - (task.media.amount if isinstance(task, MediaTask) else 0)
 
 
 def task_kind(task: Task) -> str:
-    """Returns the `task` of the spaces that a task is for: generation, retrieval, detokenization or vision."""
+    """Returns the `task` of the spaces that a task is for: generation, retrieval, detokenization, vision or audio."""
     if isinstance(task, RetrievalTask):
         return "retrieval"
     if isinstance(task, SpectraTask):
         return "detokenization"
-    return "vision" if isinstance(task, VisionTask) else "generation"
+    if isinstance(task, MediaTask):
+        return "vision" if task.media.kind == "images" else "audio"
+    return "generation"
 
 
 TASKS: Registry[type[Task]] = Registry(
@@ -149,6 +176,7 @@ TASKS: Registry[type[Task]] = Registry(
         "boundfacts": "nas.search.proxy.tasks.boundfacts:BoundFacts",
         "wordproblem": "nas.search.proxy.tasks.wordproblem:WordProblem",
         "pictures": "nas.search.proxy.tasks.pictures:Pictures",
+        "sounds": "nas.search.proxy.tasks.sounds:Sounds",
         "spectra": "nas.search.proxy.tasks.spectra:Spectra",
     },
 )

@@ -25,7 +25,8 @@ def main() -> None:
     parser.add_argument("--reference")
     for name in ("prompt", "gen", "context"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--image-tokens", type=int, default=0)
+    for name in ("images", "sounds"):
+        parser.add_argument(f"--{name}", type=int, default=0, help="tokens of all")
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--fault", default="none")
     args = parser.parse_args()
@@ -37,7 +38,7 @@ def main() -> None:
     if args.reference:
         try:
             reference = read_model(args.reference)
-            args.image_tokens = 0
+            args.images = args.sounds = 0
         except ValueError as error:
             print(json.dumps({"v": 1, "error": {"kind": "reference", "message": str(error)}}))
             sys.exit(69)
@@ -65,7 +66,7 @@ def timed(figures: dict[str, float], args: argparse.Namespace) -> tuple[float, l
     """
     start = figures["decode_ns"] + figures["cache_ns"] * args.prompt
     decode = [round((start + figures["cache_ns"] * i) * (1.05 if i % 16 == 15 else 1.0)) for i in range(args.gen)]
-    return figures["prefill_ns"] * (args.prompt + 2 * args.image_tokens) / 1e6, decode
+    return figures["prefill_ns"] * (args.prompt + 2 * (args.images + args.sounds)) / 1e6, decode
 
 
 def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, object]:
@@ -91,10 +92,13 @@ def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, obj
 
 
 def seen(figures: dict[str, float], args: argparse.Namespace) -> dict[str, object]:
-    """Returns what happened to images: half of the time of their tokens is the tower's."""
-    steps = [round(figures["prefill_ns"] * args.image_tokens * share) for share in (0.1, 0.7, 0.2)]
-    images = {"tokens": args.image_tokens, "wall_ns": [steps], "cpu_ns": [steps]}
-    return {"images": images} if args.image_tokens else {}
+    """Returns what happened to images or sounds: half of the time of their tokens is the tower's."""
+    uses: dict[str, object] = {}
+    for name, tokens in (("images", args.images), ("sounds", args.sounds)):
+        steps = [round(figures["prefill_ns"] * tokens * share) for share in (0.1, 0.7, 0.2)]
+        if tokens:
+            uses[name] = {"tokens": tokens, "wall_ns": [steps], "cpu_ns": [steps]}
+    return uses
 
 
 def profile(figures: dict[str, float], layers: list[dict[str, int]], args: argparse.Namespace) -> dict[str, object]:

@@ -20,6 +20,7 @@ from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import REFERENCE, Plan, PlanFile, RawRun, Runner
 from nas.core.profile import Profile
+from nas.core.tower import Media
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import (
     Artifact,
@@ -42,6 +43,8 @@ Fault = Literal["none", "crash", "hang", "garbage", "flood", "out_of_memory", "n
 
 _BYTES_PER_WEIGHT = 0.5625  # Q4_0: 18 bytes per 32 weights
 _BYTES_PER_NS = 10.0
+_SIZES: dict[Media, tuple[float, ...]] = {"images": (512, 512), "sounds": (10.0,)}
+"""Of what artifacts count the tokens of."""
 _FLOPS_PER_NS = 50.0
 
 
@@ -117,7 +120,8 @@ class FakeRuntime:
             layout_id=layout.id,
             arch=support.arch,
             vectors=layout.vectors,
-            image_tokens=layout.tower.tokens if layout.tower else 0,
+            # No file has the tower: this is what an image, or ten seconds of sound, becomes.
+            image_tokens=layout.tower.tokens_of(*_SIZES[layout.tower.media]) if layout.tower else 0,
             weights=weights.describe(),
             recipe=_described(backwards) if backwards else None,
         )
@@ -134,8 +138,8 @@ class FakeRuntime:
         sizes = {"prompt": workload.prompt, "gen": workload.gen, "context": workload.window}
         options = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
         options += ["--seconds", str(self.run_s)]
-        if workload.images and artifact.image_tokens:
-            options += ["--image-tokens", str(workload.images * artifact.image_tokens)]
+        if workload.media and artifact.image_tokens:
+            options += [f"--{workload.media}", str(workload.count * artifact.image_tokens)]
         models = {"model": artifact} | ({} if reference is None else {REFERENCE: reference})
         files = [text for name in models for text in (f"--{name}", f"{{{name}}}")]
         return Plan(
@@ -198,7 +202,17 @@ class FakeRuntime:
             _write(path, content, mode=0o755)
         files = {"runner": _described(content)}
         pairing = (f"--{REFERENCE}",) if self.paired else ()
-        options = ("--model", *pairing, "--prompt", "--gen", "--context", "--image-tokens", "--seconds", "--fault")
+        options = (
+            "--model",
+            *pairing,
+            "--prompt",
+            "--gen",
+            "--context",
+            "--images",
+            "--sounds",
+            "--seconds",
+            "--fault",
+        )
         return Runner(runtime=self.name, build=digest, target=target, files=files, main="runner", options=options)
 
     def runner_folder(self, runner: Runner) -> Path:

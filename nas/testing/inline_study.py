@@ -95,10 +95,10 @@ class InlineJobs:
             return raw(exit_code=-11)
         sizes = {name: int(options[f"--{name}"]) for name in ("prompt", "gen", "context")}
         times = {name: slow * value for name, value in model["figures"].items() if name.endswith("_ns")}
-        images = int(options.get("--image-tokens", 0))
-        report = fake_runner.report({**model["figures"], **times}, Namespace(**sizes, image_tokens=images))
+        media = {name: int(options.get(f"--{name}", 0)) for name in ("images", "sounds")}
+        report = fake_runner.report({**model["figures"], **times}, Namespace(**sizes, **media))
         if REFERENCE in models:
-            blind = Namespace(**sizes, image_tokens=0)
+            blind = Namespace(**sizes, images=0, sounds=0)
             report["reference"] = fake_runner.report(models[REFERENCE]["figures"], blind)
         # A joule a token, and as many more as the model has MB: larger ones take more.
         steps = round(1e6 * sizes["gen"] * (1 + model["figures"]["weights_mb"])) + repetition

@@ -17,7 +17,7 @@ import pytest
 
 from nas.core.canonical import canonical_json
 from nas.core.errors import UnknownName
-from nas.core.task import IGNORE, RetrievalTask, Setting, SpectraTask, Task, VisionTask, make_task, task_settings
+from nas.core.task import IGNORE, MediaTask, RetrievalTask, Setting, SpectraTask, Task, make_task, task_settings
 
 _EXAMPLES = 4000
 
@@ -48,9 +48,8 @@ class TaskContract:
     def test_examples_have_the_promised_shape_and_symbols(self, task: Task) -> None:
         x, y = task.batch(np.random.default_rng(0), 64)
         assert x.shape[:2] == y.shape[:2] == (64, task.length)
-        assert x.dtype == np.int64 and x.min() >= 0
-        symbols = x[:, task.side**2 :] if isinstance(task, VisionTask) else x
-        assert symbols.max() < task.vocab
+        symbols = x[:, task.media.amount :] if isinstance(task, MediaTask) else x
+        assert x.dtype == np.int64 and symbols.min() >= 0 and symbols.max() < task.vocab
         if isinstance(task, SpectraTask):
             assert x.ndim == 3 and y.shape[2:] == (task.bands,) and y.dtype == np.float32 and np.isfinite(y).all()
             return
@@ -82,7 +81,7 @@ class TaskContract:
             return
         counts = Counter(y[y != IGNORE].tolist())
         entropy = -sum(n / counts.total() * math.log(n / counts.total()) for n in counts.values())
-        if isinstance(task, VisionTask):  # the question tells something, too
+        if isinstance(task, MediaTask):  # the question tells something, too
             assert 0 < task.chance_nats < entropy
         else:
             assert entropy == pytest.approx(task.chance_nats, abs=self.tolerance)

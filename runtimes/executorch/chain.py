@@ -202,7 +202,7 @@ def supports(layout: Layout) -> Support:
     if layout.vectors:
         return Support("no", None, ("vectors of tokens: its runner reports logits",))
     if layout.tower:
-        return Support("no", None, ("a tower for images: its programs take token ids alone",))
+        return Support("no", None, (f"a tower of {layout.tower.media}: its programs take token ids alone",))
     for rules in (_kinds, _widths):
         if reasons := tuple(dict.fromkeys(rules(layout))):
             return Support("no", None, reasons)

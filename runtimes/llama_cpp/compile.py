@@ -71,7 +71,7 @@ _ARCHIVES = ("libmtmd.a", "libllama.a", "libggml.a", "libggml-cpu.a", "libggml-b
 
 
 def library_flags(variant: Variant, *, static: bool, images: bool = False) -> tuple[str, ...]:
-    """Returns the options of cmake, apart from paths; with `images` those of a build that reads them."""
+    """Returns the options of cmake, apart from paths; with `images` those of a build that reads them, and sound."""
     linking = ("-DBUILD_SHARED_LIBS=OFF",) if static else ()
     gpu = ("-DGGML_VULKAN=ON", f"-DHILNAS_HEADERS={_headers_hash()}") if VULKAN in variant.needs else ()
     seeing = (IMAGES, "-DMTMD_VIDEO=OFF") if images else ()
@@ -153,16 +153,16 @@ def compile_static_runner(
 
 
 def _objects(tree: Path, folder: Path, compiler: Compiler, spec: LlamaCppSpec, program: Path) -> list[Path]:
-    """Compiles `program`, and what encodes images where the build reads them, to object files in `folder`."""
+    """Compiles `program`, and what encodes images and sounds where the build does, to object files in `folder`."""
     compiled, (compiling, _) = [folder / "runner.o"], RUNNER_FLAGS[spec.static]
-    seeing = ["-DHILNAS_IMAGES", f"-I{tree / 'tools' / 'mtmd'}"] if spec.images else []
+    seeing = ["-DHILNAS_MEDIA", f"-I{tree / 'tools' / 'mtmd'}"] if spec.images else []
     argv = [compiler.cc, *compiling, *seeing, *_includes(tree), "-c", "-o", str(compiled[0]), str(program)]
     run_step(argv, NAME, compiler.cc, _RUNNER_S)
     if spec.images:
-        compiled.append(folder / "images.o")
+        compiled.append(folder / "media.o")
         flags = ["-std=c++17", *compiling[1:], "-Wno-unused-parameter"]
         argv = [compiler.cxx, *flags, *seeing, *_includes(tree), "-c", "-o", str(compiled[1])]
-        run_step([*argv, str(program.with_name("images.cpp"))], NAME, compiler.cxx, _RUNNER_S)
+        run_step([*argv, str(program.with_name("media.cpp"))], NAME, compiler.cxx, _RUNNER_S)
     return compiled
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gguf import GGUFType, GGUFWriter, LlamaFileType, VisionProjectorType
 
-from nas.core.tower import POSITIONS, Tower
+from nas.core.tower import KERNEL, POSITIONS, SUBSAMPLING, WAVES, ImageTower, SoundTower, Tower
 from nas.measure.runtimes.llama_cpp.random_weights import random_recipe
 from nas.measure.runtimes.llama_cpp.tensors import Tensor, Type
 from nas.measure.runtimes.llama_cpp.writer import QUANTISATION_VERSION, header_bytes
@@ -19,6 +19,9 @@ from nas.measure.runtimes.writing import Written, replacing, write_drawn
 
 POSITION_TABLE = "v.position_embd.weight"
 _FULL = re.compile(r"position_embd|conv")
+SOUND_TABLE = "a.position_embd.weight"
+SOUND_ROWS = 6000
+"""Positions of the longest sound that hilnas reads, half as many as features: mtmd reads no values of the table."""
 _IMAGE_SIZE = 256
 """Which the converter writes for want of one: frames have any size."""
 _NORM_EPS, _SOUND_EPS = 1e-6, 1e-5
@@ -27,7 +30,7 @@ _MEAN = _STD = (0.5, 0.5, 0.5)
 
 def describe(
     writer: GGUFWriter,
-    tower: Tower,
+    tower: ImageTower,
     d_model: int,
     *,
     half: bool,
@@ -63,30 +66,17 @@ def describe(
     writer.add_vision_image_std(list(std))
 
 
-def describe_sound(
-    writer: GGUFWriter, d_model: int, *, width: int, layers: int, heads: int, ffn: int, bands: int, half: bool
-) -> None:
-    """Adds the keys of a tower of sound.
-
-    Args:
-        writer: of the file, opened for the architecture "clip".
-        d_model: width of the language model.
-        width: of the encoder.
-        layers: of the encoder.
-        heads: of its attention.
-        ffn: width of its feed-forwards.
-        bands: of the features.
-        half: whether matrices are float16.
-    """
+def describe_sound(writer: GGUFWriter, tower: SoundTower, d_model: int, *, half: bool) -> None:
+    """Adds the keys of a tower of sound, see `describe`."""
     _describe_file(writer, half=half)
     writer.add_clip_has_audio_encoder(True)
     writer.add_clip_projector_type(VisionProjectorType.LFM2A)
     writer.add_audio_projection_dim(d_model)
-    writer.add_audio_embedding_length(width)
-    writer.add_audio_feed_forward_length(ffn)
-    writer.add_audio_block_count(layers)
-    writer.add_audio_head_count(heads)
-    writer.add_audio_num_mel_bins(bands)
+    writer.add_audio_embedding_length(tower.width)
+    writer.add_audio_feed_forward_length(tower.ffn)
+    writer.add_audio_block_count(tower.layers)
+    writer.add_audio_head_count(tower.heads)
+    writer.add_audio_num_mel_bins(tower.bands)
     writer.add_audio_attention_layernorm_eps(_SOUND_EPS)
 
 
@@ -109,18 +99,58 @@ def write_random_projector(
     Raises:
         InfrastructureFailed: the file cannot be written.
     """
-    stored = [
-        (tensor, Type.F16 if half and is_matrix(tensor.name, tensor.shape) else Type.F32)
-        for tensor in tower_tensors(tower, d_model)
-    ]
+    stored = [(tensor, _type_of(tensor, half=half)) for tensor in tower_tensors(tower, d_model)]
     with replacing(path) as partial:
         writer = GGUFWriter(partial, "clip")
-        describe(writer, tower, d_model, half=half)
+        if isinstance(tower, ImageTower):
+            describe(writer, tower, d_model, half=half)
+        elif isinstance(tower, SoundTower):
+            describe_sound(writer, tower, d_model, half=half)
         return write_drawn(random_recipe(header_bytes(writer, partial, stored), stored, seed), partial, recipe=recipe)
+
+
+def _type_of(tensor: Tensor, *, half: bool) -> Type:
+    if tensor.name == SOUND_TABLE:
+        return Type.Q4_0
+    return Type.F16 if half and is_matrix(tensor.name, tensor.shape) else Type.F32
 
 
 def tower_tensors(tower: Tower, d_model: int) -> Iterator[Tensor]:
     """Yields the tensors of a tower's file, in order."""
+    if isinstance(tower, ImageTower):
+        yield from _image_tensors(tower, d_model)
+    elif isinstance(tower, SoundTower):
+        yield from _sound_tensors(tower, d_model)
+
+
+def _sound_tensors(tower: SoundTower, d_model: int) -> Iterator[Tensor]:
+    width, channels = tower.width, tower.channels
+    for layer, inputs, kernel in ((0, 1, 3), (2, 1, 3), (3, channels, 1), (5, 1, 3), (6, channels, 1)):
+        yield Tensor(f"a.conv1d.{layer}.weight", (channels, inputs, kernel, kernel))
+        yield Tensor(f"a.conv1d.{layer}.bias", (channels, 1, 1), "bias")
+    yield from _mapped("a.pre_encode.out", width, channels * tower.bands // SUBSAMPLING)
+    for layer in range(tower.layers):
+        block = f"a.blk.{layer}"
+        for norm in ("ffn_norm", "ln1", "norm_conv", "conv_norm", "ffn_norm_1", "ln2"):
+            yield from _norm(f"{block}.{norm}", width)
+        for which in ("", "_1"):
+            yield from _mapped(f"{block}.ffn_up{which}", tower.ffn, width)
+            yield from _mapped(f"{block}.ffn_down{which}", width, tower.ffn)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            yield from _mapped(f"{block}.{name}", width, width)
+        yield Tensor(f"{block}.linear_pos.weight", (width, WAVES))
+        for name in ("pos_bias_u", "pos_bias_v"):
+            yield Tensor(f"{block}.{name}", (tower.heads, width // tower.heads), "bias")
+        yield from _mapped(f"{block}.conv_pw1", 2 * width, width)
+        yield from _mapped(f"{block}.conv_dw", width, KERNEL)
+        yield from _mapped(f"{block}.conv_pw2", width, width)
+    yield from _norm("mm.a.mlp.0", width)
+    yield from _mapped("mm.a.mlp.1", tower.connector, width)
+    yield from _mapped("mm.a.mlp.3", d_model, tower.connector)
+    yield Tensor(SOUND_TABLE, (SOUND_ROWS, d_model))
+
+
+def _image_tensors(tower: ImageTower, d_model: int) -> Iterator[Tensor]:
     width = tower.width
     yield from _mapped("v.patch_embd", width, 3, tower.patch, tower.patch)
     yield Tensor(POSITION_TABLE, (POSITIONS, width))

@@ -4,7 +4,7 @@
  *
  * With --gpu 1 every layer is on the build's GPU back end, or the run fails: nothing is computed on the processor unnoticed.
  *
- * With --mmproj, a build with HILNAS_IMAGES encodes images in front of the prompt, in the same process: see images.h.
+ * With --mmproj, a build with HILNAS_MEDIA encodes images or sounds in front of the prompt, in the same process: see media.h.
  *
  * Needs only llama.h and ggml's headers, so the same file serves hosts and phones. A run is one fresh process: nothing is left over from
  * another repetition. The log goes to stderr. Exit codes follow sysexits.h and are in report.h.
@@ -14,8 +14,8 @@
 #include "ggml-cpu.h"
 #include "llama.h"
 #include "../report.h"
-#ifdef HILNAS_IMAGES
-#include "images.h"
+#ifdef HILNAS_MEDIA
+#include "media.h"
 #include "mtmd.h"
 #endif
 
@@ -27,9 +27,9 @@ struct options {
     const char *recipe;
     const char *output;
     long prompt, gen, context, batch, ubatch, threads, flash, mmap, repack, seed, warmup, vectors, gpu;
-#ifdef HILNAS_IMAGES
+#ifdef HILNAS_MEDIA
     const char *mmproj;
-    long images, height, width, tokens, least, reference_prompt;
+    long images, height, width, tokens, least, sounds, samples, reference_prompt;
 #endif
 };
 
@@ -98,9 +98,10 @@ static void parse_arguments(int argc, char **argv) {
         {"--flash", &opt.flash, 0, 1}, {"--mmap", &opt.mmap, 0, 1}, {"--repack", &opt.repack, 0, 1},
         {"--seed", &opt.seed, 0, INT32_MAX}, {"--warmup", &opt.warmup, 0, 1 << 20},
         {"--vectors", &opt.vectors, 0, 1}, {"--gpu", &opt.gpu, 0, 1},
-#ifdef HILNAS_IMAGES
+#ifdef HILNAS_MEDIA
         {"--images", &opt.images, 1, 64}, {"--image-height", &opt.height, 1, 4096}, {"--image-width", &opt.width, 1, 4096},
         {"--image-tokens", &opt.tokens, 1, 4096}, {"--image-least", &opt.least, 1, 4096},
+        {"--sounds", &opt.sounds, 1, 64}, {"--sound-samples", &opt.samples, 1600, 120 * 16000},
         {"--reference-prompt", &opt.reference_prompt, 1, 1 << 22},
 #endif
     };
@@ -113,7 +114,7 @@ static void parse_arguments(int argc, char **argv) {
         else if (!strcmp(argv[i], "--logits")) opt.logits = argv[i + 1];
         else if (!strcmp(argv[i], "--recipe")) opt.recipe = argv[i + 1];
         else if (!strcmp(argv[i], "--output")) opt.output = argv[i + 1];
-#ifdef HILNAS_IMAGES
+#ifdef HILNAS_MEDIA
         else if (!strcmp(argv[i], "--mmproj")) opt.mmproj = argv[i + 1];
 #endif
         else known = false;
@@ -131,10 +132,12 @@ static void parse_arguments(int argc, char **argv) {
     if (!opt.model) usage("--model is missing");
     if (access(opt.model, R_OK)) usage("--model cannot be read");
     if (opt.reference && opt.logits) usage("--reference and --logits exclude each other");
-#ifdef HILNAS_IMAGES
+#ifdef HILNAS_MEDIA
     if (opt.mmproj && access(opt.mmproj, R_OK)) usage("--mmproj cannot be read");
-    if (!opt.mmproj != !opt.images || (opt.mmproj && (!opt.height || !opt.width || !opt.tokens || !opt.least || opt.vectors || opt.gpu)))
-        usage("--mmproj, --images, --image-height, --image-width, --image-tokens and --image-least go together, without --vectors and --gpu");
+    bool images = opt.images && opt.height && opt.width && opt.tokens && opt.least, sounds = opt.sounds && opt.samples;
+    if (!opt.mmproj != !(opt.images || opt.sounds) || (opt.mmproj && (images == sounds || opt.vectors || opt.gpu)))
+        usage("--mmproj goes with --images, --image-height, --image-width, --image-tokens and --image-least, or with --sounds and "
+              "--sound-samples, without --vectors and --gpu");
 #endif
     if (opt.vectors && (opt.logits || opt.gen)) usage("--vectors goes with --gen 0 and without --logits");
     /* The first prompt of a process is slower where fewer tokens warmed it up; a GPU compiles a shader for each shape. */
@@ -438,8 +441,8 @@ struct loaded {
     int vocab, width; /* of a token's vector */
     llama_token *ids;
     const float *logits; /* or vectors, of the last token */
-#ifdef HILNAS_IMAGES
-    struct images *images; /* NULL: there are none */
+#ifdef HILNAS_MEDIA
+    struct media *media; /* NULL: there are none */
     long looks;
     int64_t wall_ns[MAX_PASSES][STEPS], cpu_ns[MAX_PASSES][STEPS]; /* of each pass over the prompt */
 #endif
@@ -468,29 +471,30 @@ static void feed(struct loaded *l, long first, long count) {
     (void)chosen;
 }
 
-#ifdef HILNAS_IMAGES
-static void open_all_images(struct loaded *l) {
-    struct image_request request = {
-        .projector = opt.mmproj, .count = opt.images, .height = opt.height, .width = opt.width, .tokens = opt.tokens,
-        .least = opt.least, .threads = opt.threads, .seed = opt.seed, .flash = opt.flash,
+#ifdef HILNAS_MEDIA
+static void open_all_media(struct loaded *l) {
+    struct media_request request = {
+        .projector = opt.mmproj, .images = opt.images, .height = opt.height, .width = opt.width, .tokens = opt.tokens,
+        .least = opt.least, .sounds = opt.sounds, .samples = opt.samples, .threads = opt.threads, .seed = opt.seed,
+        .flash = opt.flash,
     };
     mtmd_log_set(on_log, NULL);
-    l->images = open_images(&request);
-    if (!l->images) fail(LOAD_FAILED, "load", "the file of the tower was refused");
-    if (image_embedding_width(l->images) != llama_model_n_embd_inp(l->model))
+    l->media = open_media(&request);
+    if (!l->media) fail(LOAD_FAILED, "load", "the file of the tower was refused");
+    if (media_width(l->media) != llama_model_n_embd_inp(l->model))
         fail(LOAD_FAILED, "load", "the tower has embeddings of another width than the language model");
-    opt.context += (image_tokens(l->images) + 255) / 256 * 256;
+    opt.context += (media_tokens(l->media) + 255) / 256 * 256;
 }
 
-/* Lets the language model see the images. */
+/* Lets the language model see or hear them. */
 static void look(struct loaded *l) {
-    long pass = l->looks++ % MAX_PASSES, tokens = image_tokens(l->images);
+    long pass = l->looks++ % MAX_PASSES, tokens = media_tokens(l->media);
     memset(l->wall_ns[pass], 0, sizeof l->wall_ns[pass]), memset(l->cpu_ns[pass], 0, sizeof l->cpu_ns[pass]);
-    float *rows = encode_images(l->images, l->wall_ns[pass], l->cpu_ns[pass]);
-    if (!rows) fail(DECODE_FAILED, "encode", "images were not encoded");
+    float *rows = encode_media(l->media, l->wall_ns[pass], l->cpu_ns[pass]);
+    if (!rows) fail(DECODE_FAILED, "encode", "images or sounds were not encoded");
     for (long done = 0; done < tokens; done += opt.batch) {
         long n = tokens - done < opt.batch ? tokens - done : opt.batch;
-        struct llama_batch batch = {.n_tokens = (int32_t)n, .embd = rows + done * image_embedding_width(l->images)};
+        struct llama_batch batch = {.n_tokens = (int32_t)n, .embd = rows + done * media_width(l->media)};
         decode_batch(l->context, batch);
     }
 }
@@ -498,12 +502,12 @@ static void look(struct loaded *l) {
 static void print_steps(const char *name, int64_t (*ns)[STEPS], long passes) {
     printf(",\"%s\":[", name);
     for (long i = 0; i < passes; i++)
-        printf("%s[%lld,%lld,%lld]", i ? "," : "", (long long)ns[i][SCALE], (long long)ns[i][ENCODER], (long long)ns[i][CONNECTOR]);
+        printf("%s[%lld,%lld,%lld]", i ? "," : "", (long long)ns[i][PREPARE], (long long)ns[i][ENCODER], (long long)ns[i][CONNECTOR]);
     printf("]");
 }
 
-static void print_images(struct loaded *l) {
-    printf(",\"images\":{\"tokens\":%ld", image_tokens(l->images));
+static void print_media(struct loaded *l) {
+    printf(",\"%s\":{\"tokens\":%ld", opt.sounds ? "sounds" : "images", media_tokens(l->media));
     print_steps("wall_ns", l->wall_ns, l->looks);
     print_steps("cpu_ns", l->cpu_ns, l->looks);
     printf("}");
@@ -511,9 +515,9 @@ static void print_images(struct loaded *l) {
 #endif
 
 static void read_prompt(void *state) {
-#ifdef HILNAS_IMAGES
+#ifdef HILNAS_MEDIA
     struct loaded *l = state;
-    if (l->images) look(l);
+    if (l->media) look(l);
 #endif
     feed(state, 0, opt.prompt);
 }
@@ -531,22 +535,23 @@ static int measure(void) {
     struct measurement m = {0};
     struct reference reference, *beside = opt.reference ? &reference : NULL;
     bool serves = beside && fork_reference(beside);
-    if (serves) opt.model = opt.reference;
-#ifdef HILNAS_IMAGES
-    if (serves && opt.reference_prompt > opt.prompt) {
-        opt.context += opt.reference_prompt - opt.prompt, opt.prompt = opt.reference_prompt;
-        opt.warmup = opt.prompt < opt.ubatch ? opt.prompt : opt.ubatch;
-    }
+    if (serves) {
+        opt.model = opt.reference;
+#ifdef HILNAS_MEDIA
+        if (opt.reference_prompt > opt.prompt) {
+            opt.context += opt.reference_prompt - opt.prompt, opt.prompt = opt.reference_prompt;
+            opt.warmup = opt.prompt < opt.ubatch ? opt.prompt : opt.ubatch;
+        }
 #endif
-    else if (beside) await_reference(beside);
+    } else if (beside) await_reference(beside);
     if (opt.gpu) setenv("GGML_VK_VISIBLE_DEVICES", "0", 0);
     llama_backend_init();
     if (opt.gpu) choose_gpu(), node_callback = node_callback ? node_callback : on_gpu_node;
     struct loaded l = {0};
     int64_t begun = wall();
     l.model = load_model();
-#ifdef HILNAS_IMAGES
-    if (opt.mmproj && !serves) open_all_images(&l); /* the reference model reads text alone */
+#ifdef HILNAS_MEDIA
+    if (opt.mmproj && !serves) open_all_media(&l); /* the reference model reads text alone */
 #endif
     l.context = new_context(l.model, &l.threads);
     m.load_ms = (double)(wall() - begun) / 1e6;
@@ -557,8 +562,8 @@ static int measure(void) {
     struct request r = new_request(&l, opt.gen, opt.logits != NULL);
     r.prepare = prepare, r.read_prompt = read_prompt, r.decode_token = decode_token, r.check = check, r.rest = rest;
     begun = wall();
-#ifdef HILNAS_IMAGES
-    if (l.images) look(&l), l.looks = 0;
+#ifdef HILNAS_MEDIA
+    if (l.media) look(&l), l.looks = 0;
 #endif
     warm_up(l.context, l.ids);
     m.warmup_ms = (double)(wall() - begun) / 1e6;
@@ -574,8 +579,8 @@ static int measure(void) {
     printf(",\"system_info\":");
     print_string(llama_print_system_info());
     if (gpu) print_gpu();
-#ifdef HILNAS_IMAGES
-    if (l.images) print_images(&l);
+#ifdef HILNAS_MEDIA
+    if (l.media) print_media(&l);
 #endif
     return end_report(serves ? NULL : beside);
 }

@@ -13,6 +13,7 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.plan import InputFile, Plan, RawRun, Runner
 from nas.core.profile import Profile
+from nas.core.tower import ImageTower
 from nas.core.workload import Workload
 from nas.measure.runtimes import zig
 from nas.measure.runtimes.base import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _FOLDER = Path(__file__).parent
+_SOUND_RATE = 16_000
 _REPORT = _FOLDER.parent / "report.h"
 
 
@@ -62,7 +64,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
     variants = VARIANTS
     targets = ("aarch64-linux", "x86_64-linux")
     static_targets = targets
-    runner_sources = (_FOLDER / "runner.c", _REPORT, _FOLDER / "images.h", _FOLDER / "images.cpp")
+    runner_sources = (_FOLDER / "runner.c", _REPORT, _FOLDER / "media.h", _FOLDER / "media.cpp")
     profiler_sources = (_FOLDER / "profiler.c", *runner_sources)
     options = (
         *("--model", "--reference", "--prompt", "--gen", "--context", "--batch", "--ubatch", "--threads"),
@@ -70,6 +72,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
     )
     image_options = (
         *("--mmproj", "--images", "--image-height", "--image-width", "--image-tokens", "--image-least"),
+        *("--sounds", "--sound-samples"),
         "--reference-prompt",
     )
     disk_bytes = 600 << 20
@@ -104,9 +107,8 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         half, path = quantisation != "f32", projector_path(destination)
         beside = write_random_projector(tower, layout.d_model, weights.seed, path, half=half, recipe=recipe)
         projector = InputFile(**dict(beside.file), recipe=beside.recipe)
-        return artifact.model_copy(
-            update={"projector": projector, "image_tokens": tower.tokens, "image_least": tower.least}
-        )
+        frames = {"image_tokens": tower.tokens, "image_least": tower.least} if isinstance(tower, ImageTower) else {}
+        return artifact.model_copy(update={"projector": projector, **frames})
 
     def export_trained(
         self,
@@ -181,10 +183,12 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         }
         if workload.encodes:
             options["vectors"] = 1
+        if workload.media and artifact.projector is not None and f"--{workload.media}" not in runner.options:
+            command = self.build_command(runner.target, runner.patched, images=True)
+            raise Unsupported(f"this runner reads no {workload.media}: run `{command}`")
+        if workload.sounds and artifact.projector is not None:
+            options |= {"sounds": workload.sounds, "sound-samples": round(workload.seconds * _SOUND_RATE)}
         if workload.images and artifact.projector is not None:
-            if self.image_options[0] not in runner.options:
-                command = self.build_command(runner.target, runner.patched, images=True)
-                raise Unsupported(f"this runner reads no images: run `{command}`")
             sizes = {"height": workload.image_height, "width": workload.image_width, "tokens": artifact.image_tokens}
             sizes["least"] = min(artifact.image_least, artifact.image_tokens)
             options |= {"images": workload.images, **{f"image-{name}": size for name, size in sizes.items()}}
@@ -239,7 +243,7 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
             raise InvalidInput(f"{', '.join(TOOLS)} are built for {host_target()} only, with shared libraries")
         variant = self.variant_for(request.target, host_features() if is_host else None, request.variant)
         if request.images and VULKAN in variant.needs:
-            raise InvalidInput("images are encoded on the processor alone: leave the variant out")
+            raise InvalidInput("images and sounds are encoded on the processor alone: leave the variant out")
         return LlamaCppSpec(
             version=source.COMMIT,
             variant=variant.name,

@@ -61,6 +61,11 @@ class TestPictures(TaskContract):
     difficulties = ({}, {"side": 16, "cells": 1, "questions": 2})
 
 
+class TestSounds(TaskContract):
+    name = "sounds"
+    difficulties = ({}, {"syllables": 1, "frames": 8, "levels": 3, "moves": 3})
+
+
 class TestSpectra(TaskContract):
     name = "spectra"
     difficulties = ({"frames": 4, "bands": 16}, {"frames": 3, "upsampling": 4, "bands": 8})

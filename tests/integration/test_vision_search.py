@@ -1,4 +1,4 @@
-"""A study of vision, launched: real agent, database and trainings, a fake runtime; and the real runner's images."""
+"""Studies of vision and of audio, launched with a fake runtime; the real runner with images and with sounds."""
 
 from __future__ import annotations
 
@@ -9,28 +9,38 @@ from typing import Any
 import pytest
 from cli_runner import nas
 from study_lab import WITHOUT_RAY, Lab
+from test_audio_space import AUDIO
+from test_audio_space import TASKS as SOUND_TASKS
 from test_vision_space import TASKS, VISION
 
 from nas.core.layout import Layout
 from nas.core.measurement import TTFT_PARTS
-from nas.core.tower import Tower
+from nas.core.tower import ImageTower
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
 
+SOUND = "sound:64x2:heads=2:connector=64:channels=32"
 LAYOUT = "d64 v256 tower=64x2:heads=2:connector=64:{} ffn=swiglu:64 [C3 A4/2 C3]"
 
 
 @pytest.mark.exhaustive  # one to two minutes
-def test_a_launch_ends_with_a_front_of_quality_and_latency(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("space", "tasks", "changes"), [(VISION, TASKS, {"cells": 1}), (AUDIO, SOUND_TASKS, {})], ids=["images", "sounds"]
+)
+def test_a_launch_ends_with_a_front_of_quality_and_latency(
+    tmp_path: Path, space: dict[str, Any], tasks: dict[str, Any], changes: dict[str, int]
+) -> None:
     lab = Lab(tmp_path / "lab", program=WITHOUT_RAY)
-    learned = {"steps": 100, "batch": 16, "settings": TASKS["pictures"]["settings"] | {"cells": 1}}
+    learned = {
+        name: {"steps": 100, "batch": 16, "settings": task["settings"] | changes} for name, task in tasks.items()
+    }
     few = {
         "protocol": {"screen_repetitions": 2, "confirm_repetitions": 2, "remeasure": None},
-        "quality": {**VISION["quality"], "rungs": [{"name": "only", "tasks": {"pictures": learned}}]},
+        "quality": {**space["quality"], "rungs": [{"name": "only", "tasks": learned}]},
         "search": {"proposer": "ehvi", "seeds": 2},
     }
-    lab.space("seeing", **{key: value for key, value in {**VISION, **few}.items() if key != "name"})
-    report = lab.json_here(*lab.launch("first", "--trials", "3", space="seeing"))
+    lab.space("reading", **{key: value for key, value in {**space, **few}.items() if key != "name"})
+    report = lab.json_here(*lab.launch("first", "--trials", "3", space="reading"))
     assert report["state"] == "complete" and report["front"]
     assert [objective["metric"] for objective in report["objectives"]] == ["quality", "ttft"]
     assert all(Layout.parse(member["layout"]).tower for member in report["front"])
@@ -51,16 +61,33 @@ def test_the_runner_encodes_images(image_build: Build, tmp_path: Path, monkeypat
         layout = LAYOUT.format(line)
         figures = measured(layout, "--image-height", str(height), "--image-width", str(width))
         tower = Layout.parse(layout).tower
-        assert isinstance(tower, Tower)
+        assert isinstance(tower, ImageTower)
         rows, columns = tower.grid(height, width)
         assert figures["image_tokens"]["value"] == rows * columns, line
-        parts = [figures[name]["value"] for name in TTFT_PARTS]
+        parts = [figures[name]["value"] for name in TTFT_PARTS["images"]]
         # Each is the median of its shares in the repetitions, and medians do not add up exactly.
         assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ttft"]["value"], rel=0.05)
     two = measured(LAYOUT.format("tokens=64"), "--images", "2", "--image-height", "256", "--image-width", "256")
     assert two["image_tokens"]["value"] == 128
     blind = measured(LAYOUT.format("tokens=64"), "--images", "0")
     assert "image_tokens" not in blind and blind["peak_rss"]["value"] < two["peak_rss"]["value"]
+
+
+@pytest.mark.exhaustive
+def test_the_runner_encodes_sounds(image_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    layout = LAYOUT.format("factor=2").replace("64x2:heads=2:connector=64:factor=2", SOUND)
+    for seconds in (0.5, 1.28):
+        figures = measured(layout, "--seconds", str(seconds))
+        tower = Layout.parse(layout).tower
+        assert tower is not None and figures["sound_tokens"]["value"] == tower.tokens_of(seconds)
+        parts = [figures[name]["value"] for name in TTFT_PARTS["sounds"]]
+        assert min(parts) > 0 and sum(parts) == pytest.approx(figures["ttft"]["value"], rel=0.05)
+        assert figures["sound_factor"]["value"] == pytest.approx(sum(parts[:3]) / (1000 * seconds), rel=0.05)
+    two = measured(layout, "--sounds", "2", "--seconds", "1")
+    assert two["sound_tokens"]["value"] == 26
+    deaf = measured(layout, "--sounds", "0")
+    assert "sound_tokens" not in deaf and deaf["peak_rss"]["value"] < two["peak_rss"]["value"]
 
 
 @pytest.mark.exhaustive

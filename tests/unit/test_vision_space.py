@@ -19,8 +19,8 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout, narrow
 from nas.core.measurement import TTFT_PARTS, Repetition
 from nas.core.space import SearchSpace
-from nas.core.task import VisionTask, make_task
-from nas.core.tower import Tower
+from nas.core.task import Exhibit, MediaTask, make_task
+from nas.core.tower import ImageTower, Tower
 from nas.core.workload import Workload
 from nas.infra.store.rows import StudyState
 from nas.infra.store.store import Store
@@ -102,12 +102,12 @@ def test_a_layout_has_a_tower_or_vectors() -> None:
     with pytest.raises(InvalidInput, match="tower"):
         Layout.from_json(LAYOUT.to_json() | {"tower": 3})
     proxy = narrow(Layout.parse("d1024 v256 tower=768x12:tokens=64 ffn=swiglu:64 [C3 A16/2]"), 64, 256).tower
-    assert proxy is not None and (proxy.width, proxy.layers, proxy.grid(32, 32)) == (48, 12, (2, 2))
+    assert isinstance(proxy, ImageTower) and (proxy.width, proxy.layers, proxy.grid(32, 32)) == (48, 12, (2, 2))
 
 
 @pytest.mark.parametrize(("height", "width"), [(512, 512), (300, 200), (64, 1000), (1, 4000), (4096, 4096)])
 def test_an_image_has_the_tokens_of_one_frame_of_the_processor(height: int, width: int) -> None:
-    tower = Tower.parse("768x12:tokens=144")
+    tower = ImageTower.of(768, 12, tokens=144)
     settings = FrameSettings(max_image_tokens=144, do_image_splitting=False)
     try:
         whole = cut_of(height, width, settings).whole
@@ -129,7 +129,10 @@ def test_a_space_of_vision_is_read_sampled_and_written() -> None:
     assert {layout.tower.format() for layout in layouts if layout.tower} == set(space.model.tower.choices)
     assert not any(reasons_outside(space, layout) for layout in layouts)
     assert any("tower" in reason for reason in reasons_outside(space, Layout.parse(TINY["references"]["published"])))
-    few, many = (next(each for each in layouts if each.tower and each.tower.tokens == count) for count in (16, 64))
+    few, many = (
+        next(each for each in layouts if isinstance(each.tower, ImageTower) and each.tower.tokens == count)
+        for count in (16, 64)
+    )
     costs = costs_of(space, space.objectives[1])
     assert (costs.terms([few])[0, -4:] < costs.terms([many])[0, -4:]).any()
     assert Features(space).matrix(layouts).shape[1] == len(Features(space).names)
@@ -149,7 +152,7 @@ def test_the_packaged_space_is_of_vision() -> None:
     [
         ({"task": "generation"}, "task: vision"),
         ({"model": TINY["model"]}, "needs a tower"),
-        ({"model": {**VISION["model"], "tower": {"shape": "16x2", "layers": 3}}}, "shape, factor and tokens"),
+        ({"model": {**VISION["model"], "tower": {"shape": "16x2", "layers": 3}}}, "has no layers"),
         ({"model": {**VISION["model"], "tower": ["16x2", "16x2:factor=2"]}}, "occurs twice"),
         ({"workloads": {"look": {"images": 0}}}, "no workload of vision has images"),
         ({"workloads": {"look": {"gen": 0}}}, "with images decodes"),
@@ -190,7 +193,7 @@ def test_parts_of_the_time_to_the_first_token_add_up() -> None:
     assert figures["image_encoding"].value == pytest.approx(5.0) and figures["image_encoding"].log_sd
     assert figures["image_encoder"].value == pytest.approx(3.0)
     assert figures["image_tokens"].value == 16 and figures["prefill_tps"].value == pytest.approx(6400)
-    whole = sum(figures[name].value or 0 for name in TTFT_PARTS)
+    whole = sum(figures[name].value or 0 for name in TTFT_PARTS["images"])
     assert whole == pytest.approx(figures["ttft"].value)
     blind = summarise([Repetition(valid=True, sample=beside, reference=beside)], workload, 1000, None)
     assert blind["image_tokens"].value is None and "tower=" in (blind["image_encoding"].reason or "")
@@ -234,18 +237,18 @@ def test_a_layout_with_a_tower_is_two_files(tmp_path: Path) -> None:
 
 def test_pictures_decide_their_answers() -> None:
     task = make_task("pictures", {"cells": 2})
-    assert isinstance(task, VisionTask)
+    assert isinstance(task, MediaTask)
     inputs, labels = task.batch(np.random.default_rng(0), 64)
-    pixels, asked = inputs[:, : task.side**2], inputs[:, task.side**2 :].reshape(64, -1, 3)
+    pixels, asked = inputs[:, : task.media.amount], inputs[:, task.media.amount :].reshape(64, -1, 3)
     assert pixels.max() < 1 << 24 and asked.max() < task.vocab
-    assert (labels[:, task.side**2 :].reshape(64, -1, 3)[:, :, 1] == asked[:, :, 2]).all()
-    whole = pixels.reshape(64, task.side, task.side)
+    assert (labels[:, task.media.amount :].reshape(64, -1, 3)[:, :, 1] == asked[:, :, 2]).all()
+    whole = pixels.reshape(64, task.media.rows, task.media.columns)
     for picture, questions in zip(whole, asked.tolist(), strict=True):
         answers: dict[tuple[int, int], set[int]] = {}
         for kind, about, answer in questions:
             answers.setdefault((kind, about), set()).add(answer)
             if kind == 1:
-                top, side = (place * task.side // 2 for place in divmod(about - 3, 2))
+                top, side = (place * task.media.rows // 2 for place in divmod(about - 3, 2))
                 part = picture[top : top + 16, side : side + 16]
                 seen = np.stack([part >> bit & 255 for bit in (16, 8, 0)], -1).reshape(-1, 3)
                 near = [(abs(seen - np.array(colour)).max(-1) <= 25).sum() for colour in COLOURS[:4]]
@@ -258,14 +261,14 @@ def test_pictures_decide_their_answers() -> None:
 
 def test_a_model_sees_its_picture() -> None:
     model = Model(LAYOUT).eval()
-    pixels = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8)
+    pixels = torch.randint(0, 1 << 24, (2, 16, 16))
     tokens = torch.randint(0, 256, (2, 5))
     logits = model.answers(pixels, tokens)
     assert logits.shape == (2, 5, 256)
-    assert not torch.allclose(logits, model.answers(255 - pixels, tokens))
+    assert not torch.allclose(logits, model.answers(0xFFFFFF - pixels, tokens))
     torch.testing.assert_close(logits[:1], model.answers(pixels[:1], tokens[:1]), rtol=1e-4, atol=1e-4)
-    numbers = (pixels.long() << torch.tensor([16, 8, 0])).sum(-1).flatten(1)
-    again, labels = logits_and_labels(model, torch.cat([numbers, tokens], 1), torch.cat([numbers, tokens], 1), 16)
+    whole = torch.cat([pixels.flatten(1), tokens], 1)
+    again, labels = logits_and_labels(model, whole, whole, Exhibit("images", 16, 16))
     torch.testing.assert_close(again, logits)
     assert (labels == tokens).all()
 

@@ -101,7 +101,7 @@ def bench_each(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json | Nas
             runtime = known_runtime(spec)
             if not (support := runtime.supports(options.subject)):
                 raise Unsupported(f"{runtime.name} does not carry this layout: {'; '.join(support.reasons)}")
-        if options.workload.images and not _has_tower(options):
+        if options.workload.media and not _has_tower(options):
             raise InvalidInput("the model has no tower: a layout names one as `tower=`, a file goes with --mmproj")
         if options.profile:
             _profiler(known_runtime(spec))
@@ -275,7 +275,9 @@ def _report(
         "energy_mj_per_token": figures["energy_mj_per_token"].report("resolution", "reason"),
         "file_mb": figures["file_size"].value,
         "figures": {
-            name: figure.report(*FIELDS) for name, figure in figures.items() if name in METRICS or name in TTFT_PARTS
+            name: figure.report(*FIELDS)
+            for name, figure in figures.items()
+            if name in METRICS or name in TTFT_PARTS.get(measurement.workload.media or "images", ())
         },
         "load_ms": figures["load"].value,
         "reps": [_repetition(rep) for rep in measurement.repetitions],
@@ -289,9 +291,9 @@ def _report(
 
 def _reading(run: Sample, prompt: int) -> tuple[int, float]:
     """Returns how many tokens the language model read before it decoded, and in how many milliseconds."""
-    if run.images is None:
+    if run.media is None:
         return prompt, run.ttft_ms
-    return prompt + run.images.tokens, max(1e-3, run.ttft_ms - sum(run.images.wall_ns[0]) / 1e6)
+    return prompt + run.media.tokens, max(1e-3, run.ttft_ms - sum(run.media.wall_ns[0]) / 1e6)
 
 
 def _rate(figure: Figure, experienced: Sequence[float]) -> Json:

@@ -210,7 +210,7 @@ class Calibrator:
                 f"{runtime.name} chooses kernels by the processor when it runs: {device.id} cannot restrict it to"
                 f" {device.isa}"
             )
-        images = any(workload.images for workload in self.workloads.values())
+        images = any(workload.media for workload in self.workloads.values())
         runner = runtime.runner(device.target, device.cpu_features, patched=patched, libc=device.libc, images=images)
         self.farm.admit(runtime, runner)
         model = reference_model(self.farm.store, self.scratch, runtime, spec.quantisation, self.weights)

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from nas.core.errors import CandidateFailed, NasError
-from nas.core.measurement import IMAGE_STEPS, Figure, Measurement, ReferenceTimes, Repetition, Sample
+from nas.core.measurement import MEDIA_STEPS, Figure, Measurement, ReferenceTimes, Repetition, Sample
 from nas.core.plan import Conditions, Pair, RawRun
 from nas.core.stats import repetition_figure
 from nas.core.units import show_share
@@ -154,9 +154,10 @@ def summarise(
     paired = beside if len(beside) == len(samples) else []
     figures = time_figures(samples, paired, calibration, workload.threads, workload.gen)
     figures |= _encoding_figures(figures["encoding"], workload, vectors) if workload.encodes else {}
-    figures |= image_figures(samples, figures["ttft"], workload.threads) if workload.images else {}
+    figures |= media_figures(samples, figures["ttft"], workload)
     reading, tokens = figures["encoding" if workload.encodes else "ttft"], float(workload.prompt)
-    if (seen := figures.get("image_tokens")) is not None and seen.value is not None:
+    media_tokens = [figures[name] for name in ("image_tokens", "sound_tokens") if name in figures]
+    if media_tokens and (seen := media_tokens[0]).value is not None:
         reading, tokens = figures["prompt_reading"], tokens + seen.value
     figures |= {
         "prefill_tps": rate(reading, tokens, "tok/s"),
@@ -180,30 +181,37 @@ def _encoding_figures(encoding: Figure, workload: Workload, vectors: int) -> dic
     return {"documents_per_s": rate(encoding, 1, "docs/s"), "index_bytes": stored}
 
 
-def image_figures(samples: Sequence[Sample], ttft: Figure, threads: int) -> dict[str, Figure]:
-    """Returns the figures of a request's images.
+def media_figures(samples: Sequence[Sample], ttft: Figure, workload: Workload) -> dict[str, Figure]:
+    """Returns the figures of a request's images or sounds.
 
     Times are shares of the passes over the prompt that they are parts of, on the clock of TTFT, times TTFT: what
     slowed a pass down slowed its parts down alike.
     """
-    names = (*IMAGE_STEPS, "image_encoding", "prompt_reading")
-    seen = [images for sample in samples if (images := sample.images) is not None]
+    if workload.media is None:
+        return {}
+    kind = workload.media.removesuffix("s")
+    names = (*MEDIA_STEPS[workload.media], f"{kind}_encoding", "prompt_reading")
+    seen = [media for sample in samples if (media := sample.media) is not None]
     if len(seen) < len(samples) or not samples or ttft.value is None:
         none = "no valid repetition" if not samples else "the model reads text alone: its layout has no `tower=`"
         missing = dict.fromkeys(names, Figure(value=None, unit="ms", reason=none))
-        return missing | {"image_tokens": Figure(value=None, unit="", reason=none)}
-    clock = clock_of(samples, threads)
+        others = (f"{kind}_tokens", *(["sound_factor"] if kind == "sound" else []))
+        return missing | dict.fromkeys(others, Figure(value=None, unit="", reason=none))
+    clock = clock_of(samples, workload.threads)
     passes: list[tuple[float, ...]] = []
-    for sample, images in zip(samples, seen, strict=True):
-        steps = images.cpu_ns if clock == "cpu" else images.wall_ns
+    for sample, media in zip(samples, seen, strict=True):
+        steps = media.cpu_ns if clock == "cpu" else media.wall_ns
         for parts, prompt in zip(steps, run_times(sample, clock).prompts, strict=False):
             steps_of_pass = [min(1.0, part / (1e6 * prompt)) for part in parts]
             encoding = min(1.0, sum(steps_of_pass))
             passes.append((*steps_of_pass, encoding, 1 - encoding))
     shares = {name: statistics.median(column) for name, column in zip(names, zip(*passes, strict=True), strict=True)}
-    return {name: _share(ttft, share) for name, share in shares.items()} | {
-        "image_tokens": Figure(value=float(seen[0].tokens), n=1, unit="")
-    }
+    figures = {name: _share(ttft, share) for name, share in shares.items()}
+    figures[f"{kind}_tokens"] = Figure(value=float(seen[0].tokens), n=1, unit="")
+    if kind == "sound":
+        factor = _share(figures["sound_encoding"], 1 / (1000 * workload.count * workload.seconds))
+        figures["sound_factor"] = factor.model_copy(update={"unit": ""})
+    return figures
 
 
 def _share(whole: Figure, share: float) -> Figure:

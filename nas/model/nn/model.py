@@ -12,7 +12,7 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
     norm.weight                   [D]
     head.weight                   [V, D]    untied layouts only
     projection.weight             [W, D]    layouts with token vectors only
-    tower.*                                 layouts with a tower only, see `nas.model.nn.tower.PictureTower`
+    tower.*                                 layouts with a tower only, see `nas.model.nn.tower`
 
 A layer that shares weights (`^n`) has no tensors of its own: index i is left out. No two names alias one tensor. Heads
 are stored one after another in the rows of a weight.
@@ -64,9 +64,9 @@ class Model(nn.Module):
         if layout.vectors:
             self.projection = Linear(layout.d_model, layout.vectors)
         if layout.tower:
-            from nas.model.nn.tower import PictureTower
+            from nas.model.nn.tower import open_tower
 
-            self.tower = PictureTower(layout.tower, layout.d_model, seed or 0)
+            self.tower = open_tower(layout.tower, layout.d_model, seed or 0)
         self._own = [str(i if layer.share is None else layer.share) for i, layer in enumerate(layout.layers)]
         self._sources = [
             [layout.cache_source(depth, j) for j in range(len(layout.own(depth).mixers))]
@@ -109,9 +109,9 @@ class Model(nn.Module):
         """Returns vectors of norm 1 [B, T, W] of token ids [B, T], if the layout has any (LFM2 report, equation 6)."""
         return F.normalize(self.projection(self.features(tokens)).float(), dim=-1)
 
-    def answers(self, pixels: Tensor, tokens: Tensor) -> Tensor:
-        """Logits [B, T, V] of token ids [B, T] behind pictures, uint8 [B, H, W, 3]; the layout has a tower."""
-        seen = self.tower(pixels)
+    def answers(self, numbers: Tensor, tokens: Tensor) -> Tensor:
+        """Logits [B, T, V] of token ids [B, T] behind what a task shows, int64 [B, R, C]; the layout has a tower."""
+        seen = self.tower(numbers)
         features = self.features(torch.cat([seen, self.embed(tokens)], 1))
         return self.logits(features[:, seen.shape[1] :])
 

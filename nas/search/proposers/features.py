@@ -14,6 +14,7 @@ from nas.core.block import Block
 from nas.core.block_space import EXPANSION, Choice
 from nas.core.layout import Layer, Layout
 from nas.core.space import SearchSpace
+from nas.core.tower import Tower
 from nas.search.proposers.gp import Array
 
 GROUPS = ("sizes", "values", "heights", "neighbours", "pairs")
@@ -71,8 +72,9 @@ class Features:
         ]
         self._quantisations = space.quantisations
         self._vectors = len(space.model.vectors.choices) > 1
-        self._towers = len(space.model.tower.choices) > 1
-        self._images = [workload for workload in space.workloads.values() if workload.images]
+        self._choices = space.model.tower.choices
+        self._towers = len(self._choices) > 1
+        self._media = [workload for workload in space.workloads.values() if workload.media]
         self._contexts = sorted({workload.window for workload in space.workloads.values()})
         self._seen: dict[str, Array] = {}
         self._track = lru_cache(maxsize=1 << 14)(self._draw_track)
@@ -167,19 +169,18 @@ class Features:
     def _tower_names(self) -> list[str]:
         if not self._towers:
             return []
-        names = ["width", "layers", "factor", "limit", "weights"]
-        return names + [f"{name}@{number}" for number in range(len(self._images)) for name in ("tokens", "flops")]
+        names = [*Tower.parse(self._choices[0]).sizes, "weights"]
+        return names + [f"{name}@{number}" for number in range(len(self._media)) for name in ("tokens", "flops")]
 
     def _tower(self, layout: Layout) -> list[float]:
-        """Returns logarithms of a tower's sizes, and of its tokens and work in each workload with images."""
+        """Returns logarithms of a tower's sizes, and of its tokens and work in each workload with images or sounds."""
         if not self._towers:
             return []
         tower = layout.tower
-        assert tower is not None, "layouts of spaces of vision have a tower"
-        sizes: list[float] = [tower.width, tower.layers, tower.factor, tower.tokens, tower.weights(layout.d_model)]
-        for workload in self._images:
-            image = tower.flops(layout.d_model, workload.image_height, workload.image_width)
-            sizes += [workload.image_tokens(tower), workload.images * image]
+        assert tower is not None, "layouts of spaces of vision or audio have a tower"
+        sizes: list[float] = [*tower.sizes.values(), tower.weights(layout.d_model)]
+        for workload in self._media:
+            sizes += [workload.tower_tokens(tower), workload.tower_flops(tower, layout.d_model)]
         return [math.log(size) for size in sizes]
 
     def _sizes(self, layout: Layout, work: Array) -> list[float]:

@@ -76,7 +76,7 @@ class Costs:
         unit: of the figure, which determines its terms.
         quantisations: that layouts choose from; a weight of each after the first may cost more than one of the first.
         vectors: whether layouts choose the width of token vectors, which an index is proportional to.
-        towers: whether they choose what reads images.
+        towers: whether they choose what reads images or sound.
     """
 
     def __init__(
@@ -125,12 +125,11 @@ class Costs:
         return np.array(rows, float).reshape(len(layouts), -1)
 
     def _tower(self, layout: Layout) -> list[float]:
-        """Returns work on images, that of the language model on their tokens, these, and weights; [] where unchosen."""
+        """Returns work of the tower, that of the language model on its tokens, these, weights; [] where unchosen."""
         if not self._towers or layout.tower is None:
             return []
         workload, tower = self._workload, layout.tower
-        tokens = workload.image_tokens(tower)
-        work = workload.images * tower.flops(layout.d_model, workload.image_height, workload.image_width)
+        tokens, work = workload.tower_tokens(tower), workload.tower_flops(tower, layout.d_model)
         return [work, 2.0 * tokens * layout.params.active, tokens, tower.weights(layout.d_model)]
 
     def _marks(self, layouts: Sequence[Layout]) -> Array:

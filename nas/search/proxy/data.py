@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nas.core.task import IGNORE, RetrievalTask, Task, VisionTask, make_task
+from nas.core.task import IGNORE, Exhibit, MediaTask, RetrievalTask, Task, make_task
 from nas.model.nn.maxsim import maxsim
 from nas.model.nn.model import Model
 from nas.model.text.bpe import encoded
@@ -80,7 +80,7 @@ class Group:
         parts: groups of their own within this one, scored in the same pass.
         query: tokens of a query at the beginning of each example of retrieval; 0: there are labels. Loss is then
             1 - nDCG@10, accuracy the share of queries for which the right document is first.
-        side: of the picture at the beginning of each example of vision; 0: there is none.
+        media: at the beginning of each example; None: there is text alone.
     """
 
     inputs: Tensor
@@ -90,7 +90,7 @@ class Group:
     sizes: Tensor | None = None
     parts: Mapping[str, Part] = field(default_factory=dict)
     query: int = 0
-    side: int = 0
+    media: Exhibit | None = None
 
 
 class Score(NamedTuple):
@@ -114,11 +114,11 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
     for inputs, labels in zip(
         torch.split(group.inputs, _EVAL_BATCH), torch.split(group.labels, _EVAL_BATCH), strict=True
     ):
-        logits, targets = logits_and_labels(model, inputs.to(device), labels.to(device), group.side)
+        logits, targets = logits_and_labels(model, inputs.to(device), labels.to(device), group.media)
         logits = logits.float()
         nats.append(F.cross_entropy(logits.mT, targets, ignore_index=IGNORE, reduction="none").double().cpu())
         right.append((logits.argmax(-1) == targets).cpu())
-    loss, correct, labelled = torch.cat(nats), torch.cat(right), group.labels[:, group.side**2 :] != IGNORE
+    loss, correct, labelled = torch.cat(nats), torch.cat(right), group.labels[:, _front(group.media) :] != IGNORE
     amount = torch.ones_like(loss) if group.sizes is None else group.sizes[group.labels].double()
     where = {"": labelled, **{name: part.where for name, part in group.parts.items()}}
     return {
@@ -127,19 +127,22 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
     }
 
 
-def logits_and_labels(model: nn.Module, inputs: Tensor, labels: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Returns logits and labels of a batch, those of the text alone where a picture of `side` pixels is before it.
+def _front(media: Exhibit | None) -> int:
+    return 0 if media is None else media.amount
+
+
+def logits_and_labels(model: nn.Module, inputs: Tensor, labels: Tensor, media: Exhibit | None) -> tuple[Tensor, Tensor]:
+    """Returns logits and labels of a batch, those of the text alone where something is before it.
 
     The n symbols of inputs [B, T, n] are embedded as their sum.
     """
-    if inputs.dim() == 2 and not side:
+    if inputs.dim() == 2 and media is None:
         return model(inputs), labels
     assert isinstance(model, Model), "what a task trains and scores is a layout's model"
-    if inputs.dim() > 2:
+    if media is None:
         return model(model.embed(inputs).sum(2)), labels
-    numbers = inputs[:, : side**2].view(-1, side, side, 1)
-    pixels = (numbers >> torch.tensor([16, 8, 0], device=inputs.device) & 255).to(torch.uint8)
-    return model.answers(pixels, inputs[:, side**2 :]), labels[:, side**2 :]
+    numbers, tokens = inputs.tensor_split([media.amount], 1)
+    return model.answers(numbers.view(-1, media.rows, media.columns), tokens), labels[:, media.amount :]
 
 
 def spectra(model: nn.Module, codes: Tensor) -> Tensor:
@@ -311,8 +314,8 @@ class TaskData:
         if isinstance(self._task, RetrievalTask):
             chance = 1 - float(gains(torch.arange(1, len(inputs) + 1)).mean())
             return {f"task/{self._name}": Group(inputs, labels, chance, unit=1.0, query=self._task.query)}
-        side = self._task.side if isinstance(self._task, VisionTask) else 0
-        return {f"task/{self._name}": Group(inputs, labels, chance=self._task.chance_nats, unit=1.0, side=side)}
+        media = self._task.media if isinstance(self._task, MediaTask) else None
+        return {f"task/{self._name}": Group(inputs, labels, chance=self._task.chance_nats, unit=1.0, media=media)}
 
     def _draw(self, generator: np.random.Generator, size: int) -> Pair:
         inputs, labels = self._task.batch(generator, size)

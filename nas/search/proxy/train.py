@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.core.task import IGNORE, RetrievalTask, SpectraTask, VisionTask, make_task
+from nas.core.task import IGNORE, Exhibit, MediaTask, RetrievalTask, SpectraTask, make_task
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Checkpoint, RoundingRuntime
 from nas.model.nn.distillation import TopK, decoupled_top_k
@@ -251,8 +251,7 @@ def _phases(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Trai
     tokens = len(data) * _tokens(data[0])
     shape = () if seeds is None else (seeds,)
     task = make_task(job.run.task, job.run.settings) if isinstance(job.run, TaskRun) else None
-    side = task.side if isinstance(task, VisionTask) else 0
-    loss = _loss(job.teacher, shape, side)
+    loss = _loss(job.teacher, shape, task.media if isinstance(task, MediaTask) else None)
     if isinstance(task, RetrievalTask):
         loss = _search_loss(task.query, shape)
     elif isinstance(task, SpectraTask):
@@ -277,15 +276,15 @@ def _phases(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Trai
     return [warm, falling]
 
 
-def _loss(teaching: Teaching | None, seeds: tuple[int, ...], side: int = 0) -> Callable[..., Tensor]:
+def _loss(teaching: Teaching | None, seeds: tuple[int, ...], media: Exhibit | None = None) -> Callable[..., Tensor]:
     """Returns the loss function of each of the stacked models, or of the only one, in nats.
 
-    It is the mean cross-entropy over all labels, in part the teacher's term. Examples of vision begin with a picture of
-    `side` pixels a side.
+    It is the mean cross-entropy over all labels, in part the teacher's term. Examples of vision and audio begin with
+    what they are about.
     """
 
     def loss(model: nn.Module, inputs: Tensor, labels: Tensor, *taught: Tensor) -> Tensor:
-        logits, labels = logits_and_labels(model, inputs, labels, side)
+        logits, labels = logits_and_labels(model, inputs, labels, media)
         logits = logits.flatten(0, 1).float()
         nats = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="none")
         mean = nats.view(*seeds, -1).sum(-1) / (labels != IGNORE).view(*seeds, -1).sum(-1)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.published import named_layout
-from nas.core.space import RuntimeSpace, SearchSpace
+from nas.core.space import MEDIA_TASKS, RuntimeSpace, SearchSpace
 from nas.core.workload import Workload
 from nas.measure.farm.farm import LOCAL, find_name, this_machine
 from nas.measure.protocol.calibration import known_runtime
@@ -56,7 +56,7 @@ def missing_builds(space: SearchSpace) -> list[str]:
                 machine.cpu_features,
                 patched=spec.build == "any",
                 libc=machine.libc,
-                images=space.task == "vision",
+                images=space.task in MEDIA_TASKS,
             )
         except InfrastructureFailed as error:
             missing.append(str(error))

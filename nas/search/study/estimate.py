@@ -24,7 +24,7 @@ from nas.core.metrics import METRICS
 from nas.core.quality_config import QualityConfig
 from nas.core.scoring import PUBLISHED
 from nas.core.space import SearchSpace
-from nas.core.task import VisionTask, make_task, text_length
+from nas.core.task import MediaTask, make_task, text_length
 from nas.core.trial import Event, TrialState
 from nas.core.units import show_duration
 from nas.core.workload import Workload
@@ -316,11 +316,11 @@ class _Progress:
 
 
 def _read_weights(layout: Layout, load: Workload) -> float:
-    """Returns how many weights are multiplied until the first token, summed over tokens and patches."""
+    """Returns how many weights are multiplied until the first token, summed over tokens and what a tower reads."""
     if layout.tower is None:
         return float(layout.params.active * load.prompt)
-    images = load.images * layout.tower.flops(layout.d_model, load.image_height, load.image_width) / 2
-    return images + layout.params.active * (load.prompt + load.image_tokens(layout.tower))
+    encoding = load.tower_flops(layout.tower, layout.d_model) / 2
+    return encoding + layout.params.active * (load.prompt + load.tower_tokens(layout.tower))
 
 
 def _training_s(job: TrainJob, resumed_at: int) -> float:
@@ -333,10 +333,10 @@ def _training_s(job: TrainJob, resumed_at: int) -> float:
     else:
         task, layout = make_task(run.task, run.settings), proxy_layout(job)
         length = text_length(task)
-        if isinstance(task, VisionTask) and layout.tower is not None:
-            rows, columns = layout.tower.grid(task.side, task.side)
-            seen = layout.tower.flops(layout.d_model, task.side, task.side) / (2 * layout.params.active)
-            length += math.ceil(rows * columns + seen)
+        if isinstance(task, MediaTask) and layout.tower is not None:
+            size = task.media.size
+            encoding = layout.tower.flops(layout.d_model, *size) / (2 * layout.params.active)
+            length += math.ceil(layout.tower.tokens_of(*size) + encoding)
     return _TRAINING_S * max(1, job.steps - resumed_at) * job.batch * length * proxy_layout(job).params.active
 
 

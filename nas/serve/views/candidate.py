@@ -21,7 +21,7 @@ from nas.core.profile import ProfileSummary
 from nas.core.quality_config import QualityConfig
 from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, together
 from nas.core.stats import Z95
-from nas.core.workload import Workload
+from nas.core.workload import MEDIA_FIELDS, Workload
 from nas.infra.store import artifacts, results
 from nas.infra.store.rows import Result
 from nas.infra.store.store import Store
@@ -56,7 +56,6 @@ _GENERATIONS = 8
 _ANCESTORS = 32
 _NEIGHBOURS = 5
 _BENCH_FLAGS = ("prompt", "gen", "context", "threads")
-_IMAGE_FLAGS = ("images", "image_height", "image_width")
 _STUDIES = 4
 _FRESH_S = 60.0
 
@@ -131,8 +130,9 @@ class MeasurementView(View):
 
     @property
     def ttft_parts(self) -> dict[str, tuple[float, float]]:
-        """What the time to the first token is made of with images: part -> milliseconds and share."""
-        figures = {title: self.figures[name] for name, title in TTFT_PARTS.items() if name in self.figures}
+        """What the time to the first token is made of with images or sounds: part -> milliseconds and share."""
+        names = TTFT_PARTS[self.workload.media] if self.workload.media else {}
+        figures = {title: self.figures[name] for name, title in names.items() if name in self.figures}
         parts = {title: figure.value for title, figure in figures.items() if figure.value is not None}
         whole = sum(parts.values())
         return {title: (ms, ms / whole) for title, ms in parts.items()} if whole else {}
@@ -757,7 +757,7 @@ def _commands(
 
 
 def _bench_flags(workload: Workload) -> tuple[str, ...]:
-    return _BENCH_FLAGS + (_IMAGE_FLAGS if workload.images else ())
+    return _BENCH_FLAGS + (MEDIA_FIELDS[workload.media] if workload.media else ())
 
 
 def _other_settings(workload: Workload) -> tuple[str, ...]:

@@ -206,6 +206,7 @@ def study_origin(
         part, command, setting = {
             "retrieval": ("vectors", "retrieval", "that `width`"),
             "vision": ("tower", "vision", "that `tower`"),
+            "audio": ("tower", "audio", "that `tower`"),
         }[space.task]
         what = (
             f"is of {space.task}: build its winner with --layout LAYOUT, without `{part}=`, train it with"
@@ -245,7 +246,7 @@ def given_origin(
         InvalidInput: a layout has a tower, which a family's members have not.
     """
     if any(layout.tower for layout in layouts):
-        raise InvalidInput("leave `tower=` out: a member gets one by `nas family vision`", where="--layout")
+        raise InvalidInput("leave `tower=` out: a member gets one by `nas family vision` or `audio`", where="--layout")
     pattern = find_pattern([Winner(layout) for layout in layouts])
     narrow = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
     decisions = (_objectives_decision(narrow, f"space {space.name}"), _reference_decision(narrow, None))

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
-from transformers import ParakeetEncoder, ParakeetEncoderConfig
+from torch import Tensor
 
 from nas.core.errors import InvalidInput
+from nas.core.tower import SoundTower
 from nas.model.nn.optimisers import Optimiser
-from nas.model.nn.tower import Connector
+from nas.model.nn.tower import SOUND_IN_ALL, Connector, keep_statistics, sound_encoder
 from nas.train.towers.detokenizer import Codebooks
 from nas.train.towers.modality import Modality, Shape
 from nas.train.towers.model import Tower
@@ -41,12 +41,7 @@ class AudioShape(Shape):
     convolution_bias: bool = True
     scale_input: bool = True
 
-    fixed: ClassVar[Mapping[str, Any]] = {
-        "hidden_act": "silu",
-        "subsampling_conv_kernel_size": 3,
-        "subsampling_conv_stride": 2,
-        **dict.fromkeys(("dropout", "dropout_positions", "activation_dropout", "attention_dropout", "layerdrop"), 0.0),
-    }
+    fixed: ClassVar[Mapping[str, Any]] = SOUND_IN_ALL
     encoder_type: ClassVar[str] = "parakeet_encoder"
     last: ClassVar[str] = "subsampling.linear.weight"
 
@@ -72,6 +67,22 @@ class AudioShape(Shape):
     def processor(self) -> dict[str, Any]:
         return {"feature_size": self.num_mel_bins, "subsampling_factor": self.subsampling_factor}
 
+    def layout(self) -> SoundTower:
+        """Returns the shape as a layout names it.
+
+        Raises:
+            InvalidInput: no layout does.
+        """
+        return SoundTower.of(
+            self.hidden_size,
+            self.num_hidden_layers,
+            heads=self.num_attention_heads,
+            ffn=self.intermediate_size,
+            connector=self.projector_hidden_size,
+            channels=self.subsampling_conv_channels,
+            bands=self.num_mel_bins,
+        )
+
     def tower(self, d_model: int, seed: int = 0) -> Tower:
         return AudioTower(self, d_model, seed)
 
@@ -87,13 +98,7 @@ class AudioTower(Tower):
 
     def __init__(self, shape: AudioShape, d_model: int, seed: int = 0) -> None:
         super().__init__()
-        with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
-            self.encoder = ParakeetEncoder(ParakeetEncoderConfig(**shape.encoder()))
-            # Drawn with transformers' deviation of 0.02, the subsampling's convolutions let 1e-5 of the features pass.
-            for module in self.encoder.modules():
-                if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
-                    module.reset_parameters()
+        self.encoder = sound_encoder(shape.encoder(), seed)
         self.connector = Connector(
             shape.hidden_size,
             shape.projector_hidden_size,
@@ -104,11 +109,9 @@ class AudioTower(Tower):
         self.train()
 
     def train(self, mode: bool = True) -> Self:
-        """Sets the mode of training; a BatchNorm keeps its statistics, so that a batch changes no other."""
+        """Sets the mode of training; a BatchNorm keeps its statistics, see `keep_statistics`."""
         super().train(mode)
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm1d):
-                module.eval()
+        keep_statistics(self)
         return self
 
     def features(self, *inputs: Tensor) -> Tensor:

@@ -26,8 +26,9 @@ from safetensors.torch import save_file
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.plan import PlanFile
+from nas.core.tower import KERNEL, SUBSAMPLING, WAVES
 from nas.measure.runtimes.checkpoint_file import CheckpointFile
-from nas.measure.runtimes.llama_cpp.projector import describe, describe_sound, is_matrix
+from nas.measure.runtimes.llama_cpp.projector import SOUND_ROWS, describe, describe_sound, is_matrix
 from nas.measure.runtimes.llama_cpp.release import write_file
 from nas.measure.runtimes.llama_cpp.support import PATCHED, architecture
 from nas.measure.runtimes.llama_cpp.writer import Released
@@ -92,10 +93,6 @@ _OF_SOUND = {
 _LAYER = re.compile(r"encoder\.(?:encoder\.)?layers\.(\d+)\.(.+)")
 _FIXED = {"tile_size": 512, "min_tiles": 2, "max_tiles": 10, "max_pixels_tolerance": 2.0, "use_thumbnail": True}
 """Of the processor of images: mtmd reads no key of these."""
-_KERNEL, _FACTOR, _WAVES = 9, 8, 512
-"""Of encoders of sound, likewise: width of the convolution in a layer, downsampling, numbers of a position."""
-_ROWS = 6000
-"""Positions of the longest sound that hilnas reads, half as many as features."""
 _BATCH_NORM_EPS = 1e-5
 
 Values = NDArray[np.float32] | NDArray[np.int8]
@@ -217,24 +214,15 @@ def _sound(whole: MultimodalModel, writer: GGUFWriter, *, half: bool) -> Mapping
     shape = cast("AudioShape", whole.shape)
     if problem := sound_problem(shape):
         raise Unsupported(f"llama.cpp computes no such encoder of sound: {problem}")
-    describe_sound(
-        writer,
-        whole.model.backbone.layout.d_model,
-        width=shape.hidden_size,
-        layers=shape.num_hidden_layers,
-        heads=shape.num_attention_heads,
-        ffn=shape.intermediate_size,
-        bands=shape.num_mel_bins,
-        half=half,
-    )
+    describe_sound(writer, shape.layout(), whole.model.backbone.layout.d_model, half=half)
     return sound_tensors(whole.model.tower, shape)
 
 
 def sound_problem(shape: AudioShape) -> str | None:
     """Returns why mtmd cannot compute a tower of sound."""
-    if _WAVES % shape.hidden_size:
-        return f"hidden_size is {shape.hidden_size}; its positions are those of {_WAVES} or a divisor of it"
-    for name, value in (("conv_kernel_size", _KERNEL), ("subsampling_factor", _FACTOR)):
+    if WAVES % shape.hidden_size:
+        return f"hidden_size is {shape.hidden_size}; its positions are those of {WAVES} or a divisor of it"
+    for name, value in (("conv_kernel_size", KERNEL), ("subsampling_factor", SUBSAMPLING)):
         if (size := getattr(shape, name)) != value:
             return f"{name} is {size}, and it has {value}"
     return None if shape.projector_use_layernorm else "its connector has a LayerNorm, and the model's has none"
@@ -276,13 +264,13 @@ def sound_tensors(tower: Tower, shape: AudioShape) -> dict[str, Values]:
         factor = tensors[f"{block}.conv_norm.weight"] / np.sqrt(variance + np.float32(_BATCH_NORM_EPS))
         tensors[f"{block}.conv_norm.weight"] = factor
         tensors[f"{block}.conv_norm.bias"] = tensors[f"{block}.conv_norm.bias"] - mean * factor
-        waves = np.zeros((shape.hidden_size, _WAVES // 2, 2), np.float32)
+        waves = np.zeros((shape.hidden_size, WAVES // 2, 2), np.float32)
         positions = tensors[f"{block}.linear_pos.weight"]
-        waves[:, :: _WAVES // shape.hidden_size] = positions.reshape(len(positions), -1, 2)
-        tensors[f"{block}.linear_pos.weight"] = waves.reshape(len(positions), _WAVES)
+        waves[:, :: WAVES // shape.hidden_size] = positions.reshape(len(positions), -1, 2)
+        tensors[f"{block}.linear_pos.weight"] = waves.reshape(len(positions), WAVES)
     for name in [name for name in tensors if name.endswith(".weight") and "linear_pos" not in name]:
         tensors.setdefault(f"{name.removesuffix('weight')}bias", np.zeros(len(tensors[name]), np.float32))
-    table = np.zeros((_ROWS, len(tensors["mm.a.mlp.3.bias"])), np.int8)
+    table = np.zeros((SOUND_ROWS, len(tensors["mm.a.mlp.3.bias"])), np.int8)
     return {**tensors, "a.position_embd.weight": table}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import Siglip2VisionConfig
 from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionModel
 
-from nas.core.tower import Tower as TowerLayout
+from nas.core.tower import ImageTower
 from nas.model.nn.tower import SHAPE_IN_ALL, Connector, unshuffled
 from nas.train.towers.images import TOKENS, FrameSettings
 from nas.train.towers.modality import Modality, Processor, Shape, checked
@@ -65,9 +65,9 @@ class VisionShape(Shape):
     def processor(self) -> dict[str, Any]:
         return {"encoder_patch_size": self.patch_size, "downsample_factor": self.downsample_factor}
 
-    def layout(self) -> TowerLayout:
+    def layout(self) -> ImageTower:
         """Returns the shape as a layout names it, with the usual limit of tokens."""
-        return TowerLayout(
+        return ImageTower(
             self.hidden_size,
             self.num_hidden_layers,
             self.num_attention_heads,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput
-from nas.core.task import IGNORE, Batch
+from nas.core.task import IGNORE, Batch, Exhibit
 
 COLOURS = ((230, 60, 60), (60, 200, 60), (70, 110, 250), (230, 210, 50), (220, 90, 220), (80, 210, 220))
 _GLYPHS = {
@@ -51,6 +51,11 @@ class Pictures:
             raise InvalidInput(f"pictures: 1 to 64 questions, not {self.questions}")
 
     @property
+    def media(self) -> Exhibit:
+        """Pixels."""
+        return Exhibit("images", self.side, self.side)
+
+    @property
     def _starts(self) -> tuple[int, int, int, int]:
         """First symbols of cells, objects, colours and counts; the three kinds of questions come first."""
         cells, objects = 3, 3 + self.cells**2
@@ -64,7 +69,7 @@ class Pictures:
     @property
     def length(self) -> int:
         """Pixels, then symbols."""
-        return self.side**2 + 3 * self.questions
+        return self.media.amount + 3 * self.questions
 
     @property
     def chance_nats(self) -> float:
@@ -81,10 +86,10 @@ class Pictures:
             objects = generator.integers(0, self.objects, self.cells**2)
             colours = generator.integers(0, self.colours, self.cells**2)
             pixels = self._picture(objects, colours, generator)
-            x[row, : self.side**2] = (pixels.astype(np.int64) << (16, 8, 0)).sum(-1).ravel()
+            x[row, : self.media.amount] = (pixels.astype(np.int64) << (16, 8, 0)).sum(-1).ravel()
             questions = np.array(list(self._questions(objects, colours, generator)))
-            x[row, self.side**2 :] = questions.ravel()
-            y[row, self.side**2 + 1 :: 3] = questions[:, 2]
+            x[row, self.media.amount :] = questions.ravel()
+            y[row, self.media.amount + 1 :: 3] = questions[:, 2]
         return x, y
 
     def _questions(
