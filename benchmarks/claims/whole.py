@@ -116,9 +116,8 @@ class _Alike(FakeRuntime):
 
 def _latency(runtime: FakeRuntime, layout: Layout) -> float:
     """Returns the true latency: first token, then 16 tokens of the time that the protocol counts."""
-    report = fake_runner.report(
-        runtime._figures(layout, runtime.quantisations[0]), Namespace(prompt=64, gen=16, context=80, image_tokens=0)
-    )
+    request = Namespace(prompt=64, gen=16, context=80, images=0, sounds=0)
+    report = fake_runner.report(runtime._figures(layout, runtime.quantisations[0]), request)
     decode = report["decode_ns"]
     assert isinstance(decode, list) and isinstance(report["ttft_ms"], float)
     return report["ttft_ms"] + 16 * min(decode) / 1e6
