@@ -100,16 +100,16 @@ ABLATIONS: dict[str, Callable[[Block], Block | None]] = {
 
 
 def ablations(layout: str) -> dict[str, str]:
-    """Returns the name of each ablation that changes a layout -> what is left of the layout."""
-    whole, left = Layout.parse(layout), {}
+    """Returns the name of each ablation that changes a layout -> what is left of it."""
+    whole, ablated = Layout.parse(layout), {}
     for name, change in ABLATIONS.items():
         layers = [
             replace(layer, mixers=tuple(mixer for block in layer.mixers if (mixer := change(block)) is not None))
             for layer in whole.layers
         ]
         if layers != list(whole.layers):
-            left[name] = whole.with_layers(layers).format()
-    return left
+            ablated[name] = whole.with_layers(layers).format()
+    return ablated
 
 
 def space(base: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -308,21 +308,21 @@ class Ablated:
         row = self._measured.get(layout)
         return "-" if row is None else f"{math.exp(row['objectives'][name]):.2f}"
 
-    def change(self, name: str, layout: str, left: str) -> tuple[float, float] | None:
-        """Returns by how much `left` differs from a layout and half of the 95 % interval; None where either has none.
+    def change(self, name: str, layout: str, ablated: str) -> tuple[float, float] | None:
+        """Returns by how much `ablated` differs from a layout, and half of the 95 % interval; None: one has none.
 
         Of a quality, the difference: its noise is that of all layouts together. Of a device, the change as a share.
         """
         if name in self._of_seeds:
             rows = self._of_seeds[name]
-            if not (rows.get(layout) and rows.get(left)):
+            if not (rows.get(layout) and rows.get(ablated)):
                 return None
             spread = paired_spread([row for row in rows.values() if row])
             half = spread.sd * math.sqrt(2 / len(rows[layout])) * float(t.ppf(0.975, max(spread.dof, 1)))
-            return fmean(rows[left].values()) - fmean(rows[layout].values()), half
-        if layout not in self._measured or left not in self._measured:
+            return fmean(rows[ablated].values()) - fmean(rows[layout].values()), half
+        if layout not in self._measured or ablated not in self._measured:
             return None
-        before, after = (self._measured[each] for each in (layout, left))
+        before, after = (self._measured[each] for each in (layout, ablated))
         change = math.expm1(after["objectives"][name] - before["objectives"][name])
         return change, Z95 * (1 + change) * math.hypot(*(row["noise"].get(name, 0.0) for row in (before, after)))
 
@@ -334,8 +334,8 @@ class Ablated:
             if layout not in self._of_seeds["quality"]:
                 continue
             rows.append([f"`{layout}`", "as it is", *(self.value(name, layout) for name in names)])
-            for ablation, left in ablations(layout).items():
-                of_pair = [self.change(name, layout, left) for name in names]
+            for ablation, ablated in ablations(layout).items():
+                of_pair = [self.change(name, layout, ablated) for name in names]
                 rows.append(["", ablation, *map(_changed, names, of_pair)])
                 if any(of_pair):
                     changes.setdefault(ablation, []).append(of_pair)

@@ -77,8 +77,8 @@ def report(trained: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns a row for each task, with the layouts that are trained, in Markdown."""
 
     def rows(name: str) -> dict[str, list[Mapping[str, Any]]]:
-        found = {layout: [trained.get(job.key) for job in jobs(name, layout)] for layout in LAYOUTS}
-        return {layout: [row for row in each if row] for layout, each in found.items() if all(each)}
+        trainings = {layout: [trained.get(job.key) for job in jobs(name, layout)] for layout in LAYOUTS}
+        return {layout: [row for row in runs if row] for layout, runs in trainings.items() if all(runs)}
 
     cells = []
     for name in TASKS:

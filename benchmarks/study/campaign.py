@@ -92,11 +92,11 @@ class Campaign:
     def _span(self, terms: Terms) -> Span:
         study = self._study(terms)
         with self.store() if self._database.is_file() else nullcontext() as store:
-            left = None if store is None or study is None else estimate_left(store, study)
-            if left is None:
+            time_left = None if store is None or study is None else estimate_left(store, study)
+            if time_left is None:
                 ids, workers = {LOCAL: this_machine().id}, os.cpu_count() or 1
-                left = estimate(store, load_space(self._base), terms.trials, ids, workers)
-            return left.seconds
+                time_left = estimate(store, load_space(self._base), terms.trials, ids, workers)
+            return time_left.seconds
 
     def _finish(self, terms: Terms) -> None:
         for attempt in range(_TRIES):

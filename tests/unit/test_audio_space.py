@@ -171,8 +171,8 @@ def test_sounds_decide_their_answers() -> None:
     for question, (first, kinds) in enumerate(((6, 6), (12, 6), (18, 4))):  # a linear map of a syllable tells most
         symbols = np.arange(first, first + kinds)
         assert set(answers[:, question].ravel()) == set(symbols)
-        wanted = (answers[:600, question, :, None] == symbols).reshape(1200, -1) - 1 / kinds
-        weights = np.linalg.lstsq(rows[:600].reshape(1200, -1), wanted)[0]
+        answer = (answers[:600, question, :, None] == symbols).reshape(1200, -1) - 1 / kinds
+        weights = np.linalg.lstsq(rows[:600].reshape(1200, -1), answer)[0]
         right = (rows[600:] @ weights).argmax(-1) == answers[600:, question] - first
         assert right.mean() > 0.7, question
     for wrong in ({"syllables": 65}, {"frames": 3}, {"levels": 1}, {"moves": 5}):

@@ -102,11 +102,11 @@ def test_the_report_says_how_far_searches_are_that_have_not_ended(tmp_path: Path
 def test_the_report_has_what_each_ablation_changes() -> None:
     studies = sides(["random"], "ehvi")
     layout = next(layout for layout in Fronts(studies).front() if "M" in layout)
-    left = ablations(layout)["no linear and state mixers"]
+    ablated = ablations(layout)["no linear and state mixers"]
     published = studies[0]["told"][0]["layout"]
     trained = [
         {"layout": text, "seed": seed, "scores": {"lm/code": score + 0.1 * seed, "task/automata": recall}}
-        for text, score, recall in ((published, 2.0, 1.0), (layout, 2.2, 1.5), (left, 1.8, 0.75))
+        for text, score, recall in ((published, 2.0, 1.0), (layout, 2.2, 1.5), (ablated, 1.8, 0.75))
         for seed in (100, 101)
     ]
     rows = [
@@ -116,7 +116,7 @@ def test_the_report_has_what_each_ablation_changes() -> None:
             "objectives": {"latency": at, "memory": 0.0},
             "noise": {"latency": 0.01},
         }
-        for text, at in ((layout, 0.0), (left, -0.1))
+        for text, at in ((layout, 0.0), (ablated, -0.1))
     ]
     measured = {**studies[1], "side": ABLATION, "told": rows, "trials": 2}
     text = report([*studies, measured], trained)
