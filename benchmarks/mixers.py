@@ -96,7 +96,7 @@ ABLATIONS: dict[str, Callable[[Block], Block | None]] = {
     "no linear and state mixers": lambda block: None if _keeps_state(block) else block,
     "no gated short convolutions": lambda block: None if block.kind == "conv" else block,
 }
-"""Name -> what becomes of each mixer; None: nothing is in its place."""
+"""Name of an ablation -> the function that returns the block in place of a mixer; None: the layer has no mixer."""
 
 
 def ablations(layout: str) -> dict[str, str]:
@@ -362,11 +362,11 @@ def _changed(name: str, change: tuple[float, float] | None) -> str:
 
 
 def _mean_change(name: str, changes: Sequence[tuple[float, float] | None]) -> str:
-    known = [change[0] for change in changes if change is not None]
-    if not known:
+    means = [change[0] for change in changes if change is not None]
+    if not means:
         return "-"
     form = "+.3f" if name in QUALITIES else "+.1%"
-    return f"{fmean(known):{form}} ({min(known):{form}} to {max(known):{form}})"
+    return f"{fmean(means):{form}} ({min(means):{form}} to {max(means):{form}})"
 
 
 def ended(studies: Iterable[Recorded]) -> list[Recorded]:

@@ -24,13 +24,14 @@ from nas.model.text.corpus import CorpusRef
 from nas.search.analysis.archive import export_study
 from nas.search.analysis.record import MeasurementSummary, read_study
 from nas.search.analysis.snapshot import StudySnapshot
-from nas.search.proxy.job import LmRun, TrainJob
+from nas.search.proxy.job import LmRun, TrainJob, TrainResult
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import DEVICE as DEVICE
 from nas.testing.inline_study import Bed as Bed
 from nas.testing.inline_study import InlineJobs as InlineJobs
 from nas.testing.inline_study import calibrated as calibrated
 from nas.testing.inline_study import raw as raw
+from nas.testing.inline_study import trained
 
 CHAT = {"workload": "chat"}
 TINY: dict[str, Any] = {
@@ -144,3 +145,13 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, f"did not happen within {seconds} s"
         time.sleep(0.02)
+
+
+def scores_of(task: str) -> Callable[[TrainJob, Mapping[str, Any]], TrainResult]:
+    """Returns a training whose scores, those of `nas.testing.inline_study`, are of a quality task in place of text."""
+
+    def train(job: TrainJob, spec: Mapping[str, Any]) -> TrainResult:
+        result = trained(job, spec)
+        return result.model_copy(update={"scores": {f"task/{task}": result.scores["lm/text"]}})
+
+    return train

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from study_support import TINY, Bed, reference_times, sample
+from study_support import TINY, Bed, reference_times, sample, scores_of
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
@@ -37,7 +37,6 @@ from nas.search.proxy.train import train
 from nas.search.spaces.loader import load_space
 from nas.serve.dashboard.local_server import dashboard_here
 from nas.testing.fake_runtime import FakeRuntime
-from nas.testing.inline_study import trained as made_up
 from nas.train.towers.audio import AudioShape
 from nas.train.towers.gguf import sound_tensors
 from nas.train.towers.modality import MediaFile
@@ -205,12 +204,7 @@ def test_a_proxy_hears_and_trains(tmp_path: Path) -> None:
 def test_a_study_of_audio_has_a_front(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path / 'nas.db'}", artifacts=tmp_path / "artifacts")
     bed = Bed(store, tmp_path, SearchSpace.model_validate(AUDIO), FakeRuntime(tmp_path / "fake"))
-
-    def trained(job: TrainJob, spec: Any) -> TrainResult:
-        result = made_up(job, spec)
-        return result.model_copy(update={"scores": {"task/sounds": result.scores["lm/text"]}})
-
-    bed.compute.train = trained
+    bed.compute.train = scores_of("sounds")
     assert bed.run(trials=6) is StudyState.COMPLETE
     report = study_report(store, "study")
     assert report["front"] and {row["metric"] for row in report["budgets"]} == {"sound_encoding", "sound_factor"}

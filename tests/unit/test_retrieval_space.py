@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from study_support import TINY, Bed, reference_times, sample
+from study_support import TINY, Bed, reference_times, sample, scores_of
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
@@ -37,7 +37,6 @@ from nas.search.spaces.loader import load_space, parse_space
 from nas.serve.dashboard.local_server import dashboard_here
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import raw
-from nas.testing.inline_study import trained as made_up
 
 LAYOUT = Layout.parse("d64 v256 vectors=16 ffn=swiglu:64 [C3 A4/2]")
 DOCUMENT = {"workload": "document"}
@@ -219,12 +218,7 @@ def test_seeds_train_together_as_alone(tmp_path: Path) -> None:
 def test_a_study_of_retrieval_has_a_front(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path / 'nas.db'}", artifacts=tmp_path / "artifacts")
     bed = Bed(store, tmp_path, SearchSpace.model_validate(RETRIEVAL), FakeRuntime(tmp_path / "fake"))
-
-    def trained(job: TrainJob, spec: Any) -> TrainResult:
-        result = made_up(job, spec)
-        return result.model_copy(update={"scores": {"task/boundfacts": result.scores["lm/text"]}})
-
-    bed.compute.train = trained
+    bed.compute.train = scores_of("boundfacts")
     assert bed.run(trials=8) is StudyState.COMPLETE
     report = study_report(store, "study")
     assert report["front"] and report["hypervolume"] > 0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from study_support import TINY, Bed, reference_times, sample
+from study_support import TINY, Bed, reference_times, sample, scores_of
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, Unsupported
@@ -46,7 +46,6 @@ from nas.search.spaces.loader import load_space, parse_space
 from nas.serve.dashboard.local_server import dashboard_here
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import raw
-from nas.testing.inline_study import trained as made_up
 from nas.train.scaling.source import study_origin
 from nas.train.towers.gguf import image_tensors
 from nas.train.towers.images import FrameSettings, cut_of
@@ -291,12 +290,7 @@ def test_seeds_of_a_tower_train_and_are_scored(tmp_path: Path) -> None:
 def test_a_study_of_vision_has_a_front(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path / 'nas.db'}", artifacts=tmp_path / "artifacts")
     bed = Bed(store, tmp_path, SearchSpace.model_validate(VISION), FakeRuntime(tmp_path / "fake"))
-
-    def trained(job: TrainJob, spec: Any) -> TrainResult:
-        result = made_up(job, spec)
-        return result.model_copy(update={"scores": {"task/pictures": result.scores["lm/text"]}})
-
-    bed.compute.train = trained
+    bed.compute.train = scores_of("pictures")
     assert bed.run(trials=8) is StudyState.COMPLETE
     report = study_report(store, "study")
     assert report["front"] and report["hypervolume"] > 0
