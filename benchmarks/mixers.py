@@ -1,7 +1,7 @@
 """Searches with every family of mixers, and with gated short convolutions and attention alone: what do the others add?
 
-    python -m benchmarks.mixers run FOLDER [--base lfm2-full] [--seeds 0 1] [--trials 80]     # hours
-    python -m benchmarks.mixers ablate FOLDER [--members 4]                                   # then, two hours
+    python -m benchmarks.mixers run FOLDER [--base benchmarks/mixers.yaml] [--seeds 0 1] [--trials 80]     # hours
+    python -m benchmarks.mixers ablate FOLDER [--members 4]                                                # then
     python -m benchmarks.mixers report [FOLDER] [--page docs/measured/mixers.md]
 
 The first two say how long they take; stopped or killed, they continue with the same command. `report FOLDER` is of the
@@ -67,6 +67,7 @@ from nas.search.spaces import load_space, space_text
 from nas.search.study.check import support_filter
 
 RECORDED = Path(__file__).parent / "recorded/mixers.json.gz"
+BASE = Path(__file__).with_suffix(".yaml")
 PLAIN = ("conv", "gqa")
 """Mixers of the plain space."""
 SIDES = ("all", "plain")
@@ -382,9 +383,10 @@ def report(studies: Sequence[Recorded], trained: Iterable[Mapping[str, Any]] = (
         about = (study["side"], study["seed"], study["state"], f"{trials} of {study['trials']}", len(complete(study)))
         searches.append((*about, f"{study.get('elapsed_s', 0.0) / 3600:.1f}"))
     progress = table(("space", "seed", "state", "trials", "complete", "hours"), searches)
-    if {study["side"] for study in ended(studies)} != set(SIDES):
-        return progress + "\nNo losses yet: no study of each of the two spaces has ended.\n"
-    fronts = Fronts(ended(studies))
+    compared = list(filter(complete, ended(studies)))
+    if {study["side"] for study in compared} != set(SIDES):
+        return progress + "\nNo losses: no study of each of the two spaces has ended with a layout within its budgets.\n"
+    fronts = Fronts(compared)
     losses = []
     for name, drawn in fronts.losses().items():
         low, middle, high = np.quantile(drawn, (0.025, 0.5, 0.975))
@@ -410,7 +412,7 @@ def main() -> int:
     running, ablating, reporting = (commands.add_parser(name) for name in ("run", "ablate", "report"))
     for command in (running, ablating):
         command.add_argument("folder", type=Path, help="of the studies; the same continues them")
-    running.add_argument("--base", default="lfm2-full", help="name or file of a space")
+    running.add_argument("--base", default=str(BASE), help="name or file of a space")
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     running.add_argument("--trials", type=int, default=80, help="of each study, references not counted")
     ablating.add_argument("--members", type=int, default=4, help="layouts of the front, first those that add most")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.mixers import ABLATION, CHANCE, Fronts, ablate, ablations, campaign, measuring, report, run, space
+from benchmarks.mixers import ABLATION, BASE, CHANCE, Fronts, ablate, ablations, campaign, measuring, report, run, space
 from benchmarks.real_study import TABLE
 from benchmarks.search.recorded import Recorded, load, write
 from nas.core.errors import InvalidInput
@@ -21,7 +21,7 @@ HYBRID = "d512 v8192 ffn=swiglu:1536 [C3 M64 A8/4(canon=4) X8]"
 
 @pytest.mark.parametrize(("name", "kinds"), [("all", 8), ("plain", 2)])
 def test_both_spaces_are_valid_and_differ_by_mixers_alone(name: str, kinds: int) -> None:
-    base = yaml.safe_load(space_text("lfm2-full"))
+    base = yaml.safe_load(space_text(str(BASE)))
     content = space(base, name)
     assert len(content["mixers"]) == kinds
     assert {key for key in base if content[key] != base[key]} <= {"name", "mixers", "quality"}
@@ -93,7 +93,9 @@ def test_the_report_says_how_far_searches_are_that_have_not_ended(tmp_path: Path
     studies: list[Recorded] = [{**going, "state": "stopped", "told": going["told"][:32]}, nothing]
     text = report(studies)
     assert "| plain | 0 | stopped | 30 of 60 |" in text and "| all | 0 | not begun | 0 of 60 | 0 | 0.0 |" in text
-    assert "No losses yet" in text
+    assert "No losses" in text
+    over_budget = {**waiting, "told": [{**row, "status": "infeasible"} for row in waiting["told"]]}
+    assert "No losses" in report([{**going, "state": "complete"}, over_budget])
     write([*studies, waiting], tmp_path / "table.json")
     with pytest.raises(InvalidInput, match="2 of 3 searches have not ended"):
         ablate(tmp_path, 6, 1.0, tmp_path / "table.json")
