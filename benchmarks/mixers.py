@@ -385,7 +385,7 @@ def report(studies: Sequence[Recorded], trained: Iterable[Mapping[str, Any]] = (
     progress = table(("space", "seed", "state", "trials", "complete", "hours"), searches)
     compared = list(filter(complete, ended(studies)))
     if {study["side"] for study in compared} != set(SIDES):
-        return progress + "\nNo losses: no study of each of the two spaces has ended with a layout within its budgets.\n"
+        return progress + "\nNo losses: not every space has a study that ended with a layout within its budgets.\n"
     fronts = Fronts(compared)
     losses = []
     for name, drawn in fronts.losses().items():
