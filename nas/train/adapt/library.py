@@ -78,7 +78,7 @@ _USE_S = 600.0
 _CHECKPOINT_S = 60.0
 """Least time between two checkpoints."""
 STREAM_BYTES = 1 << 31
-"""Most memory of the residual streams that a training keeps from one depth to the next."""
+"""Most memory of the residual streams that trainings, or scores, keep from one depth to the next."""
 _SIGNIFICANT = 2.0
 """Standard errors above which the term of a pair is no noise."""
 _ERROR_TOKENS = 1 << 12
@@ -248,18 +248,19 @@ class TrainedTeacher:
 
 
 class _Streams:
-    """Residual streams in front of a layer, of the batches of a training; kept for the next layer while memory lasts.
+    """Residual streams of batches of a text; kept from one layer to the next while memory lasts.
 
     Those that are not kept, and all after a kill, are computed from the embedding, with the same result.
 
     Args:
         teacher: the trained model.
-        last: depth of the last layer; streams in front of it are not kept.
+        last: the largest depth that `before` is called with; streams in front of it are not kept.
     """
 
     def __init__(self, teacher: TrainedTeacher, last: int) -> None:
         self._teacher, self._last = teacher, last
         self._stored: dict[int, tuple[int, Stream]] = {}
+        self._ends: dict[int, Stream] = {}
         self._free_bytes = STREAM_BYTES
 
     def before(self, step: int, tokens: Tensor, depth: int) -> Stream:
@@ -275,12 +276,27 @@ class _Streams:
             stream = self._teacher.between(stream.to(tokens.device), at, depth)
         else:
             stream = self._teacher.before(tokens, depth)
-            size = 4 * Stream.numbers(self._teacher.layout) * tokens.numel()
-            if depth == self._last or size > self._free_bytes:
+            if depth == self._last or not self._fits(tokens):
                 return stream
-            self._free_bytes -= size
         self._stored[step] = depth, stream.to(torch.device("cpu"))
         return stream
+
+    def behind(self, step: int, tokens: Tensor) -> Stream:
+        """Returns the stream behind the last layer of the model."""
+        if step in self._ends:
+            return self._ends[step].to(tokens.device)
+        stream = self._teacher.before(tokens, self._teacher.layout.depth)
+        if self._fits(tokens):
+            self._ends[step] = stream.to(torch.device("cpu"))
+        return stream
+
+    def _fits(self, tokens: Tensor) -> bool:
+        """Returns whether there is memory for one more stream, which is then reserved."""
+        size = 4 * Stream.numbers(self._teacher.layout) * tokens.numel()
+        if size > self._free_bytes:
+            return False
+        self._free_bytes -= size
+        return True
 
 
 class BlockRecord(BaseModel):
@@ -609,16 +625,17 @@ class Library:
         for replaced in replacements:
             if not self._score_path(replaced).is_file():
                 missing.setdefault(replaced[0][0].depth, []).append(replaced)
+        streams = _Streams(self.teacher, max(missing, default=0))
         for number, (depth, pending) in enumerate(sorted(missing.items())):
             self.worker.log(Progress("layers with scores", number, len(missing)))
-            self._score(pending, depth)
+            self._score(pending, depth, streams)
         if missing:
             self.worker.log(Progress("layers with scores", len(missing), len(missing)))
         contents = {replaced: json.loads(self._score_path(replaced).read_bytes()) for replaced in replacements}
         return {replaced: Score(content["kl"], tuple(content["windows"])) for replaced, content in contents.items()}
 
     @torch.no_grad()
-    def _score(self, pending: Sequence[tuple[Replacement, ...]], depth: int) -> None:
+    def _score(self, pending: Sequence[tuple[Replacement, ...]], depth: int, streams: _Streams) -> None:
         """Computes scores: each on windows of held-out text until its error is small, and on all windows of recall."""
         vocab, name = self.teacher.layout.vocab, f"scores of depth {depth}"
         used = dict.fromkeys(chain.from_iterable(pending))
@@ -626,18 +643,30 @@ class Library:
         kl: dict[tuple[Replacement, ...], list[Tensor]] = {replaced: [] for replaced in pending}
         held_out, windows = len(self.selection.ids), len(self.text.ids)
         recall = self.text.rows(slice(held_out, None))
+
+        def add(number: int, ids: Tensor, incomplete: Sequence[tuple[Replacement, ...]]) -> None:
+            self.worker.yield_hook()
+            tokens = ids.to(self.worker.device)
+            before, end = streams.before(number, tokens, depth), streams.behind(number, tokens)
+            for replaced, divergences in zip(
+                incomplete, self._divergences(before, end, incomplete, depth, modules), strict=True
+            ):
+                kl[replaced].append(divergences)
+
         self.worker.log(Progress(name, 0, windows))
         incomplete, done = list(pending), 0
         for ids in self.selection.passes(vocab):
-            self._add_divergences(kl, incomplete, ids, depth, modules)
+            add(done, ids, incomplete)
             done += len(ids)
             incomplete = [replaced for replaced in incomplete if not self._is_enough(kl[replaced])]
             if not incomplete:
                 break
             self.worker.log(Progress(name, done, windows, f"{len(incomplete)} of {len(pending)} need more text"))
-        for number, ids in enumerate(recall.passes(vocab)):
-            self.worker.log(Progress(name, held_out + number * len(ids), windows))
-            self._add_divergences(kl, pending, ids, depth, modules)
+        done = held_out
+        for ids in recall.passes(vocab):
+            self.worker.log(Progress(name, done, windows))
+            add(done, ids, pending)
+            done += len(ids)
         self.worker.log(Progress(name, windows, windows))
         (self.folder / "scores").mkdir(parents=True, exist_ok=True)
         for replaced, parts in kl.items():
@@ -652,23 +681,28 @@ class Library:
             write_durably(self._score_path(replaced), json.dumps(content).encode())
         self.worker.log(f"depth {depth}: {len(pending)} scores computed")
 
-    def _add_divergences(
+    def _divergences(
         self,
-        kl: Mapping[tuple[Replacement, ...], list[Tensor]],
+        before: Stream,
+        end: Stream,
         pending: Sequence[tuple[Replacement, ...]],
-        ids: Tensor,
         depth: int,
         modules: Mapping[Replacement, nn.Module | None],
-    ) -> None:
-        """Appends the divergences [B, T] of each set of replacements, the first at `depth`, on ids [B, T].
+    ) -> Iterator[Tensor]:
+        """Yields the divergences [B, T] of each set of replacements, the first at `depth`.
 
         In bfloat16, rounding alone makes a divergence from the model in float32. It is computed of the model itself,
         and subtracted.
+
+        Args:
+            before: the trained model's stream in front of the layer at `depth`.
+            end: its stream behind the last layer.
+            pending: the sets.
+            depth: of a layer.
+            modules: of each replacement.
         """
-        self.worker.yield_hook()
         teacher, last, precision = self.teacher, self.teacher.layout.depth, self.settings.precision
-        before = teacher.before(ids.to(self.worker.device), depth)
-        trained = Predictions.of(teacher.logits(teacher.between(before, depth, last)))
+        trained = Predictions.of(teacher.logits(end))
 
         def divergence(replaced: Sequence[Replacement]) -> Tensor:
             stream, at = before, depth
@@ -681,7 +715,7 @@ class Library:
 
         rounding = divergence(()) if precision == "bfloat16" else 0.0
         for replaced in pending:
-            kl[replaced].append(divergence(replaced) - rounding)
+            yield divergence(replaced) - rounding
 
     def _is_enough(self, parts: Sequence[Tensor]) -> bool:
         """Returns whether the error of the mean of divergences [B, T] is small; B is a number of windows."""
