@@ -647,6 +647,13 @@ def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_fe
         assert report["child"]["predicted"]["loss"] == pytest.approx(min(each.text for each in scores.values()))
         assert report["child"]["predicted"]["decode_p50"] == pytest.approx(2)
 
+    windows = FEW.model_copy(update={"alternatives": ("swa",)})
+    one = adaptation(
+        lab, tmp_path / "windows", tmp_path / "library", budget="decode_p50<=2ms", measure=with_both, settings=windows
+    )
+    with pytest.raises(InvalidInput, match="no choice of blocks keeps decode_p50"):
+        one.run()  # nothing may be left out
+
 
 def test_what_the_runtime_does_not_carry_is_not_trained(
     lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -168,7 +168,7 @@ class Choices:
         return score.text + self.settings.recall * score.kl.get(RECALL_GROUP, 0.0)
 
     def _add_whole_layers(self, options: dict[Slot, list[Option[Slot]]], base: Figures) -> None:
-        """Adds the options that leave out a layer.
+        """Adds the options that leave out a layer, where a block of it may be left out.
 
         Losses and costs of mixer and feed-forward do not add up to the layer's, and runtimes carry models with fewer
         layers that refuse a layer without a mixer or feed-forward. So the layer is scored and measured as a whole. Its
@@ -176,7 +176,12 @@ class Choices:
         that one. Where the runtime refuses a layer without a feed-forward, that one needs the layer's option, too.
         """
         layers = self.layout.layers
-        depths = [i for i in range(len(layers)) if {Slot(i, "mixer"), Slot(i, "ffn")} <= options.keys()]
+        places = {depth: (Slot(depth, "mixer"), Slot(depth, "ffn")) for depth in range(len(layers))}
+        depths = [
+            depth
+            for depth, slots in places.items()
+            if options.keys() >= {*slots} and any(None in self.alternatives[slot] for slot in slots)
+        ]
         if len(layers) == 1:
             return
         scores = self.library.scores({Slot(depth, "layer"): (None,) for depth in depths})
