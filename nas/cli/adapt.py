@@ -122,6 +122,7 @@ def command(
     """
     import torch
 
+    from nas.measure.devices.host_lock import HostLock, host_lock_folder
     from nas.model.nn.fit import Worker
     from nas.train.adapt.adapt import write_child
     from nas.train.adapt.device import bench_of
@@ -141,9 +142,16 @@ def command(
         require_output(request.write_space, flag="--write-space")
     accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainers = workers_of(request)
+    lock = HostLock(host_lock_folder())
+
+    def wait_for_measurements() -> None:
+        with lock.shared():
+            pass  # not held while it computes: the agent that measures for this command asks for the whole machine
+
     try:
         with reserved(request.output), shown(f"preparing {request.model}") as log:
-            adaptation = prepare(request, bench_of(request, log), Worker(accelerator, log), trainers)
+            worker = Worker(accelerator, log, wait_for_measurements)
+            adaptation = prepare(request, bench_of(request, log), worker, trainers)
             adaptation.check_text()
             if dry_run:
                 result = adaptation.plan(price_per_hour)

@@ -8,6 +8,7 @@ import random
 import shutil
 import types
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -28,6 +29,7 @@ from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.replacement import RECALL_GROUP, Slot, assembled, block_name, lender_of, parsed, slots_of, with_blocks
 from nas.infra.store.store import Store
+from nas.measure.devices.host_lock import HostLock
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Worker
 from nas.model.nn.mixes import mix_of
@@ -688,8 +690,11 @@ def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypa
         "--tokenizer", str(lab / "tokenizer.json"), "--config", str(tmp_path / "settings.json"),
         "--library", str(tmp_path / "library"), "--gguf", "f16", "-o", str(tmp_path / "out"),
     )  # fmt: skip
+    shares, shared = count(), HostLock.shared
+    monkeypatch.setattr(HostLock, "shared", lambda lock: (shared(lock), next(shares))[0])
     done = nas(*given)
     assert done.code == 0, done.err
+    assert next(shares) > FEW.healing.tokens // FEW.healing.length, "others measure between its passes"
     assert "bits per byte" in done.out
     card = (tmp_path / "out/files/README.md").read_text()
     assert "tokens to choose blocks and to judge healing; another" in card
