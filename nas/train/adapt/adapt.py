@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count, islice
@@ -401,19 +401,25 @@ class Adaptation:
 
     def _nats(self, model: nn.Module, name: str) -> dict[str, list[float]]:
         """Returns source -> nats of each window of held-out text that nothing was chosen by."""
-        length, numbers, reported = self.request.healing.length, count(), self._reported
+        length, reported = self.request.healing.length, self._reported
         windows = sum(-(-(len(source.held_out) - 1) // length) for source in reported)
-
-        def hook() -> None:
-            self.worker.log(Progress(f"bits per byte of the {name}", next(numbers), windows))
-            self.worker.yield_hook()
-
+        hook = self._hook(f"bits per byte of the {name}", windows)
         with torch.no_grad():
             nats = window_nats(
                 lambda ids: model(ids.to(self.worker.device))[0], reported, self.vocabulary, length, hook
             )
         self.worker.log(Progress(f"bits per byte of the {name}", windows, windows))
         return nats
+
+    def _hook(self, name: str, passes: int) -> Callable[[], None]:
+        """Returns the hook of so many passes, which says how many are done."""
+        numbers = count()
+
+        def hook() -> None:
+            self.worker.log(Progress(name, next(numbers), passes))
+            self.worker.yield_hook()
+
+        return hook
 
     def plan(self, price_per_hour: float | None = None) -> dict[str, Any]:
         """Returns what `run` would take: tokens, FLOPs, bytes, seconds of parts that are timed here, and GPUs.
@@ -596,7 +602,9 @@ class Adaptation:
             text = text.with_windows_of(self._recall_text(1))
 
         def divergences(model: Model, ending: str = "") -> dict[str, float | None]:
-            kl = compared(self.teacher.model, model, text, self.worker.yield_hook).kl
+            name = f"divergence of the child{ending.replace('_', ' ')}"
+            passes = sum(1 for _ in text.passes(self.layout.vocab))
+            kl = compared(self.teacher.model, model, text, self._hook(name, passes)).kl
             means = text.means(kl)
             return {f"divergence{ending}": means[TEXT_GROUP], f"recall_divergence{ending}": means.get(RECALL_GROUP)}
 
