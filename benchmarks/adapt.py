@@ -10,8 +10,8 @@
     python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0] [--text T]  SIGKILL at random moments
     python -m benchmarks.adapt ablations FOLDER [--minutes 8]                   `benchmarks.adapt_ablations`, continues
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
-    python -m benchmarks.adapt real FOLDER [--budget B] [--front 0]             `benchmarks.adapt_real`, continues
-    python -m benchmarks.adapt tasks FOLDER [--limit 200]                       `benchmarks.adapt_tasks`, of `real`
+    python -m benchmarks.adapt real FOLDER [--long] [--budget B] [--front 0]    `benchmarks.adapt_real`, continues
+    python -m benchmarks.adapt tasks FOLDER [--long] [--limit 200]              `benchmarks.adapt_tasks`, of `real`
     python -m benchmarks.adapt choices FOLDER [--seeds 3] [--minutes 60]        `benchmarks.adapt_choices`, of `real`
     python -m benchmarks.adapt page                                             tables of docs/measured/adapting.md
 
@@ -151,6 +151,8 @@ def main() -> None:
     choices.add_argument("--seeds", type=int, default=3)
     choices.add_argument("--minutes", type=float, default=60.0, help="no healing starts after that")
     real.add_argument("--front", type=int, default=0)
+    for long_parser in (real, parsers["tasks"]):
+        long_parser.add_argument("--long", action="store_true", help="requests of 1,920 tokens")
     parsers["tasks"].add_argument("--limit", type=int, default=200, help="questions of a task, at most")
     modes.add_parser("page")
     options = vars(parser.parse_args())
@@ -262,7 +264,8 @@ def tables() -> dict[str, str]:
         "pairs": pair_table(),
         "smart": adapt_smart.table_of(json.loads(adapt_smart.RECORDED.read_bytes())),
         "large": adapt_large.table_of(json.loads(adapt_large.RECORDED.read_bytes())),
-        "real": adapt_real.rows(json.loads(adapt_real.RECORDED.read_bytes())),
+        "real": adapt_real.rows(json.loads(adapt_real.recorded(long=False).read_bytes())),
+        "real-long": adapt_real.rows(json.loads(adapt_real.recorded(long=True).read_bytes())),
         "tasks": adapt_tasks.rows(tasks := json.loads(adapt_tasks.RECORDED.read_bytes())),
         "turns": adapt_tasks.transcript(tasks),
     }

@@ -1,11 +1,12 @@
 """SmolLM2-135M-Instruct adapted to shares of its decode time on this machine: the curve of its children.
 
-    python -m benchmarks.adapt real FOLDER [--budget "decode_p50<=0.77x"] [--front 0]
+    python -m benchmarks.adapt real FOLDER [--long] [--budget "decode_p50<=0.77x"] [--front 0]
 
+Requests have 512 tokens, and so have windows of scores and healing; with `--long`, 1,920 and 2,048.
 FOLDER/text/ holds what is trained and scored on, a folder for each source: documentation of the kernel, manual pages in
 English and German, and documentation of Python, from packages of Debian (`PACKAGES`, fetched by `apt-get download`).
 FOLDER/child is the folder of results of `nas adapt`, which continues where an earlier run ended; with a larger
-`--front`, a run that is done heals further children. Report: `RECORDED`.
+`--front`, a run that is done heals further children. Report: `recorded`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from nas.core.durable import write_durably
 from nas.train.adapt.request import AdaptRequest, read_request
 from tests.support.smollm2 import fetch_smollm2
 
-RECORDED = Path(__file__).parent / "recorded/adapt-real.json"
 PACKAGES = ("linux-doc-6.1", "manpages", "manpages-dev", "manpages-de", "python3.11-doc")
 _SOURCES = {
     "kernel": (r"doc/linux-doc-6\.1/(?!.*translations).*\.(rst|txt)(\.gz)?$", 12_000_000),
@@ -43,7 +43,7 @@ _SOURCES = {
 """Source -> path below usr/share, and bytes at most."""
 _LARGEST, _SMALLEST = 300_000, 400
 _MARKUP = re.compile(r'^\.\\".*\n|\\f[BIRP]|\\-', re.MULTILINE)
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     "alternatives": ["swa", "-"],
     "library": {"tokens": 66560, "score_tokens": 2560, "recall_tokens": 1280},
     "healing": {"tokens": 65536, "length": 512, "lr": 3e-5},
@@ -51,9 +51,21 @@ _SETTINGS = {
     "report_tokens": 32768,
 }
 """What two cores can take in an hour or two: a run with alternatives of all kinds took nothing but windows."""
+_LONG: dict[str, Any] = {
+    **_SETTINGS,
+    "prompt": 1920,
+    "alternatives": ["swa"],
+    "library": {"tokens": 66560, "score_tokens": 4096, "recall_tokens": 4096},
+    "healing": {"tokens": 65536, "length": 2048, "lr": 3e-5},
+}
 
 
-def run(folder: Path, budget: str, front: int) -> None:
+def recorded(long: bool) -> Path:
+    """Returns the report of the adaptation to long requests, or to those of 512 tokens."""
+    return Path(__file__).parent / "recorded" / ("adapt-real-long.json" if long else "adapt-real.json")
+
+
+def run(folder: Path, long: bool, budget: str, front: int) -> None:
     """Adapts the model, or continues, and records what the children have and lose.
 
     Raises:
@@ -63,7 +75,8 @@ def run(folder: Path, budget: str, front: int) -> None:
     text, config, result = folder / "text", folder / "adapt.json", folder / "child"
     if not text.is_dir():
         _write_text(text)
-    write_durably(config, json.dumps(_SETTINGS).encode())
+    settings, path = _LONG if long else _SETTINGS, recorded(long)
+    write_durably(config, json.dumps(settings).encode())
     command = [str(Path(sys.executable).with_name("nas")), "adapt", str(fetch_smollm2()), "--config", str(config)]
     command += ["--json", "-b", budget, "-o", str(result), "--library", str(folder / "library")]
     command += [part for source in _SOURCES for part in ("-c", str(text / source))] + ["--front", str(front)]
@@ -76,20 +89,20 @@ def run(folder: Path, budget: str, front: int) -> None:
     report = json.loads((result / "report.json").read_bytes())
     request = json.loads((result / "request.json").read_bytes())
     curve = [json.loads(path.read_bytes()) for path in sorted((result / "curve").glob("*.json"))]
-    earlier = json.loads(RECORDED.read_bytes()) if RECORDED.is_file() else {}
-    same = (earlier.get("teacher"), earlier.get("settings")) == (request["teacher"], _SETTINGS)
+    earlier = json.loads(path.read_bytes()) if path.is_file() else {}
+    same = (earlier.get("teacher"), earlier.get("settings")) == (request["teacher"], settings)
     runs = earlier["runs"] if same else []
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     record = {
         "teacher": request["teacher"],
-        "settings": _SETTINGS,
+        "settings": settings,
         "precision": request["precision"],
         "runs": [*runs, {"budget": budget, "seconds": round(seconds), "peak_bytes": peak, "front": front}],
         "report": report,
         "curve": curve,
     }
     written = json.dumps(record, indent=1).replace(f"{text}/", "")
-    write_durably(RECORDED, f"{written}\n".encode())
+    write_durably(path, f"{written}\n".encode())
 
 
 def request_of(folder: Path, budget: str) -> AdaptRequest:

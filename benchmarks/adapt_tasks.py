@@ -1,6 +1,6 @@
 """Tasks that a small instruct model is above chance in, asked of GGUF files: what an adaptation keeps of its model.
 
-    python -m benchmarks.adapt tasks FOLDER [--limit N]
+    python -m benchmarks.adapt tasks FOLDER [--long] [--limit N]
 
 FOLDER is that of `benchmarks.adapt real`. Questions are made from WordNet and the Debian reference manual, packages of
 Debian that no child is trained on, and of words and numbers. The Q4_0 files of model and child answer them, by the
@@ -107,7 +107,7 @@ def _key(question: Question) -> str:
     return content_hash([question.task, question.text, question.answers, question.most, question.chat])
 
 
-def run(folder: Path, limit: int) -> None:
+def run(folder: Path, long: bool, limit: int) -> None:
     """Asks model and child, and records how many answers are right.
 
     Raises:
@@ -140,7 +140,8 @@ def run(folder: Path, limit: int) -> None:
         task = tasks.setdefault(question.task, {"chance": chance, "model": "", "child": ""})
         for name, sha256 in files.items():
             task[name] += "01"[bool(answers.right(sha256, question))]
-    write_durably(RECORDED, (json.dumps({"tasks": tasks, "turns": turns}, indent=1) + "\n").encode())
+    path = RECORDED.with_stem(f"{RECORDED.stem}-long") if long else RECORDED
+    write_durably(path, (json.dumps({"tasks": tasks, "turns": turns}, indent=1) + "\n").encode())
 
 
 def rows(record: dict[str, Any]) -> str:
