@@ -25,6 +25,11 @@ from nas.search.analysis.snapshot import StudySnapshot
 PARTS = ("all trials", "first half")
 SCEPTIC: Mapping[tuple[str, str], str] = {
     (
+        "lfm2-audio",
+        "all trials",
+    ): "Four with an encoder half as wide are faster and a third smaller. Whether they hear as well, toy syllables"
+    " cannot say.",
+    (
         "lfm2-colbert",
         "all trials",
     ): "Four are faster than LFM2-ColBERT-350M and have a smaller index. Eight qualities order nothing.",
