@@ -445,18 +445,18 @@ def test_streams_that_are_kept_save_passes_and_change_nothing(
     passed: list[int] = []
     for depth in range(layout.depth):
         teacher.layer(depth).register_forward_hook(lambda *_: passed.append(1))
-    found, passes, scores = [], [], []
+    hashes, passes, scores = [], [], []
     batch = 4 * Stream.numbers(layout) * settings.sequences * settings.length
     for kept in (0, 2 * batch, 1 << 30):
         monkeypatch.setattr(library_module, "STREAM_BYTES", kept)
         passed.clear()
         library = Library(tmp_path / str(kept), teacher, text, settings, alone())
         library.train(alternatives)
-        found.append({path.name: sha256_of(path) for path in (library.folder / "blocks").iterdir()})
+        hashes.append({path.name: sha256_of(path) for path in (library.folder / "blocks").iterdir()})
         passes.append(len(passed))
         passed.clear()
         scores.append((library.scores(alternatives), len(passed)))
-    assert found[0] == found[1] == found[2]
+    assert hashes[0] == hashes[1] == hashes[2]
     assert scores[0][0] == scores[1][0] == scores[2][0]
     assert scores[2][1] < scores[0][1]
     assert passes[0] - passes[1] == 2, "two batches of four, whose first layer is not passed twice"
@@ -473,7 +473,7 @@ def test_streams_that_are_kept_save_passes_and_change_nothing(
         Library(tmp_path / "killed", teacher, text, settings, alone(hook)).train(alternatives)
     library = Library(tmp_path / "killed", teacher, text, settings, alone())
     library.train(alternatives)
-    assert {path.name: sha256_of(path) for path in (library.folder / "blocks").iterdir()} == found[0]
+    assert {path.name: sha256_of(path) for path in (library.folder / "blocks").iterdir()} == hashes[0]
 
 
 def test_the_term_of_a_pair_is_what_both_replacements_lose_beyond_their_scores(
