@@ -615,19 +615,43 @@ def test_heads_are_tied_where_transformers_ties_them(family: str, name: str, tmp
     torch.testing.assert_close(ours(random_ids()), _theirs(tmp_path)(random_ids()).logits, rtol=0, atol=1e-4)
 
 
-def test_the_text_part_of_a_model_with_images_is_read(tmp_path: Path) -> None:
-    save_theirs(tmp_path, FAMILIES["qwen3.5"])
+@pytest.mark.parametrize(
+    ("family", "kind", "prefix"),
+    [
+        ("qwen3.5", {"model_type": "qwen3_5", "tie_word_embeddings": True}, "model.language_model."),
+        ("gemma3", {"model_type": "gemma3"}, "model.language_model."),
+        ("gemma3", {"model_type": "gemma3"}, "language_model.model."),
+    ],
+)
+def test_the_text_part_of_a_model_with_images_is_read(
+    family: str, kind: dict[str, Any], prefix: str, tmp_path: Path
+) -> None:
+    save_theirs(tmp_path, FAMILIES[family])
     import_model(tmp_path, tmp_path / "text.safetensors")
     text = json.loads((tmp_path / "config.json").read_text())
-    whole = {"model_type": "qwen3_5", "text_config": text, "vision_config": {}, "tie_word_embeddings": True}
-    (tmp_path / "config.json").write_text(json.dumps(whole))
+    (tmp_path / "config.json").write_text(json.dumps({**kind, "text_config": text, "vision_config": {}}))
     others = {"model.visual.patch_embed.proj.weight": torch.ones(4), "mtp.norm.weight": torch.ones(4)}
     changed_tensors(
-        tmp_path,
-        lambda tensors: others | {name.replace("model.", "model.language_model.", 1): t for name, t in tensors.items()},
+        tmp_path, lambda tensors: others | {name.replace("model.", prefix, 1): t for name, t in tensors.items()}
     )
     assert "encoder of images" in import_model(tmp_path, tmp_path / "part.safetensors").left_out
     assert (tmp_path / "part.safetensors").read_bytes() == (tmp_path / "text.safetensors").read_bytes()
+
+
+def test_what_files_of_gemma_3_leave_out_are_defaults_of_transformers(tmp_path: Path) -> None:
+    released = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "model_type": "gemma3_text"}  # fmt: skip
+    config = {"model_type": "gemma3", "text_config": released, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = AutoConfig.from_pretrained(tmp_path, local_files_only=True).text_config
+    layout = read_model(tmp_path).layout
+    attention = layout.layers[5].mixers[0].resolve(layout.d_model)
+    assert (layout.vocab, layout.depth, layout.tied) == (theirs.vocab_size, theirs.num_hidden_layers, True)
+    shape = (attention.int("heads"), attention.int("kv_heads"), attention.int("head_dim"), attention.get("rope_factor"))
+    assert shape == (theirs.num_attention_heads, theirs.num_key_value_heads, theirs.head_dim, 8)
+    assert [layer.mixers[0].kind == "swa" for layer in layout.layers] == [
+        kind == "sliding_attention" for kind in theirs.layer_types
+    ]
 
 
 def test_an_untied_model_without_a_head_is_refused(tmp_path: Path) -> None:

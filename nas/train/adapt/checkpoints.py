@@ -42,10 +42,18 @@ _CONFIG_BYTES = 1 << 20
 """Largest config.json."""
 WITH_TOWERS = ("lfm2_vl", "hilnas_vl", "hilnas_audio")
 """Types of models that consist of a language model and towers: transformers' class, and ours where it has none."""
-_TEXT_TYPES = {"qwen3_5": "qwen3_5_text"}
-"""Other types with an encoder of images, which is left out -> type of their language model."""
+_TEXT_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {
+        "model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": True,
+    },
+    "qwen3_5": {"model_type": "qwen3_5_text", "tie_word_embeddings": False},
+}  # fmt: skip
+"""Other types with an encoder of images, which is left out -> what files of their language model leave out."""
 LANGUAGE_MODEL = "model.language_model."
 """Prefix of the language model's tensors there, but for those of an output head."""
+_EARLIER_LANGUAGE_MODEL = "language_model."
+"""The same in files of transformers before 4.52, of the head, too."""
 _FROM_ROTARY = "rotary_emb.inv_freq"
 """A buffer that old releases of transformers saved; it follows from the configuration."""
 
@@ -144,10 +152,12 @@ class _Folder:
         self._inside = self.left_out = ""
         kind = str(self.config.get("model_type"))
         if kind in WITH_TOWERS or kind in _TEXT_TYPES:
-            tied = self.config.get("tie_embedding", self.config.get("tie_word_embeddings", kind in WITH_TOWERS))
+            usual = _TEXT_TYPES.get(kind, {"tie_word_embeddings": True})
+            tied = self.config.get(
+                "tie_embedding", self.config.get("tie_word_embeddings", usual["tie_word_embeddings"])
+            )
             self._inside, text = LANGUAGE_MODEL, self.config.get("text_config")
-            named = {"model_type": _TEXT_TYPES[kind]} if kind in _TEXT_TYPES else {}
-            self.config = {**named, **(text if isinstance(text, dict) else {}), "tie_word_embeddings": tied}
+            self.config = {**usual, **(text if isinstance(text, dict) else {}), "tie_word_embeddings": tied}
             self.left_out = "all but the language model, such as its encoder of images"
 
     def tensors(self) -> _Tensors:
@@ -243,6 +253,8 @@ class _Tensors(TheirTensors):
 
     def __init__(self, folder: Path, inside: str = "") -> None:
         self.folder, self._shards = folder, Shards(folder)
+        if inside and not any(name.startswith(inside) for name in self._shards.names):
+            inside = _EARLIER_LANGUAGE_MODEL
         stored = {name.removeprefix(inside): name for name in self._shards.names if name.startswith((inside, HEAD))}
         # The model without its head was saved: the names lack the name of that part.
         prefix = "model." if EMBEDDING.removeprefix("model.") in stored else ""
@@ -346,9 +358,11 @@ def _unsayable(options: Options) -> list[str]:
     for name in ("hidden_act", "hidden_activation", "activation_function", "activation"):
         value = options.get(name)
         options.refuse(isinstance(value, str) and value not in activations, f"activation {value!r}")
-    for name in ("attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "bias", "qkv_bias"):
+    for name in ("attention_bias", "mlp_bias", "use_bias", "bias"):
         options.refuse(options.get(name) is True, f"biases ({name})")
     options.refuse(options.get("vision_config") is not None, "images")
+    options.refuse(options.get("alibi") is True, "positions as biases of scores (alibi)")
+    options.refuse(options.get("parallel_attn") is True, "mixer and feed-forward beside each other (parallel_attn)")
     with contextlib.suppress(InvalidInput):  # values of no known form are no trait
         options.rope(part_of=_ANY_HEAD)
     return [trait for trait in options.missing if trait != SEVERAL_BASES]  # each block has its own

@@ -358,6 +358,7 @@ _GEMMA_2 = Stock(
     tied=True, head_dim=256, ffn="geglu", activation="hidden_activation", windows="types", window=4096, period=2,
     norms={**_GEMMA, **_BEHIND}, plus=1.0, constants=Constants.of_gemma, capped=True,
 )  # fmt: skip
+_GEMMA_3 = replace(_GEMMA_2, base=1e6, qk_norm=True, period=6, local=("rope_local_base_freq", 1e4), capped=False)
 _GRANITE_EXPERTS = Experts(8, 2, "intermediate_size", 11008, router="router")
 _GRANITE_SHARED = replace(_GRANITE_EXPERTS, shared="shared_intermediate_size")
 HYBRID_EXPERTS = replace(_GRANITE_SHARED, joint_width=1024)
@@ -367,9 +368,8 @@ STOCK = {
     "exaone4": Stock(eps=1e-5, qk_norm=True, windows="types", window=4096, period=4, norms=_BEHIND),
     "gemma": Stock(tied=True, head_dim=256, ffn="geglu", plus=1.0, constants=Constants.of_gemma),
     "gemma2": _GEMMA_2,
-    "gemma3_text": replace(
-        _GEMMA_2, base=1e6, qk_norm=True, period=6, local=("rope_local_base_freq", 1e4), capped=False
-    ),
+    "gemma3": _GEMMA_3,
+    "gemma3_text": _GEMMA_3,
     "glm": Stock(
         eps=1.5625e-7, head_dim=128, qkv_bias="attention_bias", biases=(), pairs=True, part=0.5, joined=("gate_up",)
     ),
