@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.page import fill, table
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -37,11 +38,7 @@ from nas.model.nn.model import Model
 from nas.model.nn.weights import load_weights
 from nas.train.adapt.checkpoints import import_model
 from nas.train.release.found_tokenizer import found_tokenizer
-from nas.train.release.templates import rendered
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.page import fill, table
+from nas.train.release.templates import TURN, rendered
 from tests.support.smollm2 import fetch_smollm2
 
 RECORDED = Path(__file__).parent / "recorded/gguf-models.json"
@@ -140,6 +137,8 @@ def templates() -> dict[str, str]:
     """Returns template -> "same", or how the text of ours and transformers' differ."""
     import datetime
 
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
     from transformers.utils import chat_template_utils
 
     class Frozen(datetime.datetime):
@@ -149,16 +148,16 @@ def templates() -> dict[str, str]:
 
     chat_template_utils.datetime = Frozen  # type: ignore[attr-defined]
     names = {"bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **names)
+    asked = {"tools": None, "add_generation_prompt": True, "enable_thinking": False}
     outcomes = {}
     for name, template in published_templates():
-        variables = {"messages": MESSAGES, "tools": None, "documents": None, "add_generation_prompt": True, **names}
         try:
-            ours = rendered(template, variables, name, DATE)
+            ours = rendered(template, {**TURN, **names, "messages": MESSAGES, **asked}, name, DATE)
         except InvalidInput as error:
             ours = f"refused: {error.message}"
         try:
-            compiled = chat_template_utils._compile_jinja_template(template)
-            theirs = compiled.render(**variables)
+            theirs = tokenizer.apply_chat_template(MESSAGES, chat_template=template, tokenize=False, **asked)
         except Exception as error:
             theirs = f"refused: {error}"
         both_refuse = ours.startswith("refused") and theirs.startswith("refused")

@@ -42,11 +42,25 @@ from nas.search.study.events import Profiled
 app = command_app()
 
 
+def _model_of(subject: str) -> Path | Layout:
+    path = Path(subject)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        from nas.train.adapt.checkpoints import read_model
+
+        return read_model(path).layout
+    return read_layout(subject, "published layout, file or folder")
+
+
 @app.command("bench")
 def command(
     subjects: Annotated[
         list[str],
-        typer.Argument(metavar="LAYOUT|FILE...", help="Layout strings, published names, model files, or '-': stdin."),
+        typer.Argument(
+            metavar="LAYOUT|FILE...",
+            help="Layout strings, published names, model files, folders of transformers, or '-': stdin.",
+        ),
     ],
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     quantisation: QuantisationOption = None,
@@ -100,15 +114,12 @@ def command(
 
     Every combination of the lists is measured.
 
-    Layouts are exported with random weights. Earlier results are not reused. In tables, t/s is the mean of the
-    repetitions and its standard deviation, as in llama-bench; the value with its 95 % interval is that of studies:
-    the fastest repetitions, corrected for the speed of the machine.
+    Layouts, and those of folders, are exported with random weights. Earlier results are not reused. In tables, t/s is
+    the mean of the repetitions and its standard deviation, as in llama-bench; the value with its 95 % interval is that
+    of studies: the fastest repetitions, corrected for the speed of the machine.
     """
     lists = (numbers_of(prompt, "--prompt"), numbers_of(gen, "--gen"), numbers_of(threads, "--threads"))
-    models = [
-        Path(subject) if Path(subject).is_file() else read_layout(subject, "published layout or file")
-        for subject in subjects
-    ]
+    models = list(map(_model_of, subjects))
     if mmproj is not None and not all(isinstance(model, Path) for model in models):
         raise InvalidInput("is of a model file: a layout names its tower itself", where="--mmproj")
     benches = [

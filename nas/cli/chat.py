@@ -106,7 +106,7 @@ def command(
             opened, opening = OpenModel(talker, talker.tokenizer), talker.opening
         else:
             opened = stack.enter_context(open_model(model, context))
-        tokenizer = ChatTokenizer(opened.tokenizer.tokenizer, str(model), date or DATE)
+        tokenizer = ChatTokenizer(opened.tokenizer.tokenizer, str(model), date or DATE, trains=False)
         functions = read_tools(tools, tokenizer.special) if tools else ()
         say(opened.tokenizer.describe())
         talk = Chat(opened.talker, tokenizer, system, functions, say, opening)

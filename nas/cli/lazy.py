@@ -30,6 +30,7 @@ COMMANDS = {
     "adapt": "Search inside a trained model for a child that keeps budgets on a device.",
     "import": "Import a trained model: a GGUF file, or a folder of Hugging Face's transformers.",
     "chat": "Chat with a model: a GGUF file, or a folder of Hugging Face's transformers.",
+    "evaluate": "Count right answers of models to questions of your own or of public benchmarks.",
     "generate": "Continue a text with a model: a GGUF file, or a folder of Hugging Face's transformers.",
     "agent": "Run and manage device agents.",
     "runtime": "List and build runtimes.",

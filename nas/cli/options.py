@@ -57,6 +57,19 @@ def _date_of(text: str) -> str:
         raise InvalidInput(f"no date: {text!r}; dates are YYYY-MM-DD", where="--date") from None
 
 
+TasksOption = Annotated[
+    Path | None, typer.Option("--tasks", help="File of conversations with expected answers.", show_default=False)
+]
+BenchmarksOption = Annotated[
+    Path | None, typer.Option("--benchmarks", help="Folder of data sets of public benchmarks, instead of --tasks.")
+]
+BenchmarkOption = Annotated[
+    list[str] | None,
+    typer.Option("--benchmark", help="Benchmark, such as gsm8k. Repeatable.", show_default="all with data"),
+]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", min=1, help="Maximum questions of each data set.", show_default="all")
+]
 DateOption = Annotated[
     str | None,
     typer.Option(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from statistics import fmean
 from typing import Annotated, Any, Literal, TypeVar
@@ -177,8 +178,10 @@ class TaskScore(FamilyRecord):
     exact: int
     questions: int
     ci95: tuple[float, float] = Field(description="of the share of exact answers (Wilson 1927)")
-    lost: int | None = Field(None, description="questions that PyTorch answers and this file does not")
-    gained: int | None = Field(None, description="questions that this file answers and PyTorch does not")
+    lost: int | None = Field(None, description="questions that PyTorch, or the first model, answers and this does not")
+    gained: int | None = Field(
+        None, description="questions that this answers and PyTorch, or the first model, does not"
+    )
 
     @staticmethod
     def of(exact: int, questions: int, lost: int | None = None, gained: int | None = None) -> TaskScore:
@@ -214,13 +217,17 @@ class TaskScore(FamilyRecord):
         return f"{self.share:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
-class MemberEvaluation(FamilyRecord):
-    """Exact or right answers of a member's weights in PyTorch, and of its files."""
+PYTORCH = "pytorch"
 
-    weights: str = Field(description="checkpoint:SHA256")
+
+class Evaluation(FamilyRecord):
+    """Exact or right answers of models to the same questions."""
+
     tasks: str = Field(description="name of the file of questions, or the benchmarks")
-    scores: dict[str, dict[str, TaskScore]] = Field(description="pytorch or a quantisation -> task -> answers")
-    missing: dict[str, str] = Field(default_factory=dict, description="quantisation -> why it has no scores")
+    scores: dict[str, dict[str, TaskScore]] = Field(
+        description="model, of a member pytorch or a quantisation -> task -> answers"
+    )
+    missing: dict[str, str] = Field(default_factory=dict, description="model -> why it has no scores")
     groups: dict[str, dict[str, tuple[str, ...]]] = Field(
         default_factory=dict,
         description="group -> benchmark -> the tasks whose mean is its score",
@@ -244,12 +251,13 @@ class MemberEvaluation(FamilyRecord):
     @property
     def head(self) -> list[str]:
         """Heads of the columns of `rows`."""
-        files = [heading for name in list(self.scores)[1:] for heading in (name, f"{name} less PyTorch, points")]
-        return ["task", "questions", next(iter(self.scores)), *files]
+        first, *others = self.scores
+        base = "PyTorch" if first == PYTORCH else first
+        return ["task", "questions", first, *chain(*((name, f"{name} less {base}, points") for name in others))]
 
     @property
     def rows(self) -> list[list[str]]:
-        """A line for each task: name, questions, and shares with intervals; of files also the change.
+        """A line for each task: name, questions, and shares with intervals; of all but the first also the change.
 
         Means of groups follow, without intervals.
         """
@@ -279,6 +287,12 @@ class MemberEvaluation(FamilyRecord):
             versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
             about += f" Means weigh benchmarks equally. Versions of configurations: {versions}."
         return [about, *(f"{name}: none: {reason}" for name, reason in self.missing.items())]
+
+
+class MemberEvaluation(Evaluation):
+    """Those of a member's weights in PyTorch, and of its files."""
+
+    weights: str = Field(description="checkpoint:SHA256")
 
 
 def _cells(score: TaskScore) -> list[str]:

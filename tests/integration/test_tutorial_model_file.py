@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -55,3 +56,13 @@ def test_a_file_that_people_have(llama_build: Build, tmp_path: Path) -> None:
     assert "bits/byte" in compared.out or "bits per byte" in compared.out
     second = give(f"{again} --tokens 8", tmp_path, "hello\n")
     assert "of smollm2-Q8_0.gguf" in second.err
+    talk = {
+        "messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "the cat"}],
+        "task": "cats",
+    }
+    (tmp_path / "questions.jsonl").write_text(json.dumps(talk))
+    evaluated = give(f"nas evaluate {file.name} smollm2-Q8_0.gguf --tasks questions.jsonl --json", tmp_path)
+    scores = json.loads(evaluated.out)["scores"]
+    assert list(scores) == [file.name, "smollm2-Q8_0.gguf"]
+    assert scores[file.name]["cats"]["questions"] == 1 and scores[file.name]["cats"]["lost"] is None
+    assert scores["smollm2-Q8_0.gguf"]["cats"]["lost"] == 0

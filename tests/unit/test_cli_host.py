@@ -282,7 +282,7 @@ def test_a_mistyped_published_name_is_told_the_nearest(tmp_path: Path) -> None:
     assert mistyped.code == 3
     assert "unknown published layout 'LFM2-350'; did you mean 'LFM2-350M'?" in mistyped.err
     assert "valid: Falcon-H1-0.5B, LFM2-1.2B, " in nas("export", "gpt2", "-o", str(tmp_path / "m.gguf")).err
-    assert "unknown published layout or file 'none.gguf'" in nas("bench", "none.gguf").err
+    assert "unknown published layout, file or folder 'none.gguf'" in nas("bench", "none.gguf").err
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,20 @@ def theirs(folder: Path, messages: list[dict[str, Any]], tools: Any, *, ask: boo
     return text
 
 
+def test_a_template_that_opens_the_reasoning_of_every_answer_is_of_use_for_questions(tmp_path: Path) -> None:
+    path = write_model_tokenizer(tmp_path, with_template(CHATML + ASK.replace("assistant\n", "assistant\n<think>\n")))
+    with pytest.raises(InvalidInput, match="does not continue a question with the answer"):
+        ChatTokenizer.read(path)
+    chat = ChatTokenizer(read_model_tokenizer(path), "model", trains=False)
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    text = chat.decode(chat.question([Message.model_validate(message) for message in messages]))
+    assert text == theirs(tmp_path, messages, None, ask=True) and text.endswith("<think>\n")
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
 @pytest.mark.parametrize("messages", [PLAIN, CALLING], ids=["plain", "calling"])

@@ -11,11 +11,13 @@ import pytest
 import torch
 from cli_runner import nas
 from safetensors.torch import load_file, save_file
+from tokenizer_lab import write_qwen3
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, Siglip2VisionConfig
 from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionModel
 from vision_lab import FRAMES, LAYOUT, SHAPE, question, vision_model, write_image, write_model
 
+from nas.cli.bench import _model_of
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.train.adapt.checkpoints import read_model
@@ -100,6 +102,26 @@ def test_the_language_model_of_a_folder_is_read_alone(tmp_path: Path, layout: La
     assert read_model(tmp_path).layout == vision.model.backbone.layout
     answer = nas("chat", str(tmp_path), "--tokens", "2", "--temperature", "0", stdin="hello\n")
     assert answer.code == 0, answer.err
+
+
+def test_answers_of_two_folders_are_compared(tmp_path: Path) -> None:
+    write_qwen3(tmp_path / "a/model")
+    write_qwen3(tmp_path / "b/model")
+    talk = {
+        "messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "the cat"}],
+        "task": "cats",
+    }
+    (tmp_path / "questions.jsonl").write_text(json.dumps(talk))
+    models = [str(tmp_path / "a/model"), str(tmp_path / "b/model")]
+    done = nas("evaluate", *models, "--tasks", str(tmp_path / "questions.jsonl"), "--json")
+    assert done.code == 0, done.err
+    scores = json.loads(done.out)["scores"]
+    assert list(scores) == models and scores[models[1]]["cats"]["lost"] == scores[models[1]]["cats"]["gained"] == 0
+    shown = nas("evaluate", *models, "--tasks", str(tmp_path / "questions.jsonl"))
+    assert "model, points" in shown.out and "1" in shown.out
+    assert "models must differ" in nas("evaluate", *models[:1] * 2, "--tasks", str(tmp_path / "questions.jsonl")).err
+    assert "give either --tasks or --benchmarks" in nas("evaluate", *models).err
+    assert _model_of(models[0]) == read_model(Path(models[0])).layout, "what `nas bench` measures of a folder"
 
 
 def test_new_tokens_begin_as_the_mean_of_the_others() -> None:

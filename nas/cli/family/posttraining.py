@@ -13,18 +13,22 @@ import typer
 
 from nas.cli.family.members import print_stages
 from nas.cli.options import (
+    BenchmarkOption,
+    BenchmarksOption,
     CheckpointOption,
     ContextOption,
     DateOption,
     FamilyArgument,
+    LimitOption,
     ProcessesOption,
     RewritePteOption,
     SeedOption,
     SizeOption,
+    TasksOption,
 )
 from nas.cli.output import JsonFlag, asked_lines, print_answers, print_json, print_table, say
 from nas.cli.progress import shown
-from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.errors import InfrastructureFailed
 from nas.core.family import member_folder
 
 
@@ -80,19 +84,10 @@ def tasks(
 def evaluate(
     name: FamilyArgument,
     size: SizeOption,
-    conversations: Annotated[
-        Path | None, typer.Option("--tasks", help="File of conversations with expected answers.", show_default=False)
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--benchmarks", help="Folder of data sets of public benchmarks, instead of --tasks.")
-    ] = None,
-    benchmark: Annotated[
-        list[str] | None,
-        typer.Option("--benchmark", help="Benchmark, such as gsm8k. Repeatable.", show_default="all with data"),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Maximum questions of each data set.", show_default="all")
-    ] = None,
+    conversations: TasksOption = None,
+    data: BenchmarksOption = None,
+    benchmark: BenchmarkOption = None,
+    limit: LimitOption = None,
     quantisation: Annotated[
         list[str] | None,
         typer.Option(
@@ -108,22 +103,11 @@ def evaluate(
     Questions are conversations of your own, or public benchmarks by lm-evaluation-harness; see
     docs/how-to/post-training.md.
     """
-    from nas.train.posttrain.evaluate import Conversations, Questions, evaluate_member
+    from nas.train.posttrain.evaluate import evaluate_member, questions_of
     from nas.train.release.templates import DATE
 
-    questions: Questions
-    if (conversations is None) == (data is None):
-        raise InvalidInput("give either --tasks or --benchmarks")
-    if data is not None and not data.is_dir():
-        raise InvalidInput(f"there is no folder {data}", where="--benchmarks")
     with shown(f"evaluating {name} {size}") as log:
-        if conversations is not None:
-            questions = Conversations(conversations)
-        else:
-            from nas.train.posttrain.harness import Benchmarks
-
-            assert data is not None
-            questions = Benchmarks(data, benchmark or (), context, limit, log)
+        questions = questions_of(conversations, data, benchmark or (), context, limit, log)
         scores = evaluate_member(name, size, questions, quantisation or ["q4_0", "8da4w"], context, log, date or DATE)
     if json:
         print_json(scores.model_dump(mode="json"))

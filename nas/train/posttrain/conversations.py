@@ -352,12 +352,14 @@ class ChatTokenizer:
         tokenizer: of the member.
         where: its file, for messages.
         date: of today, for templates that name it, YYYY-MM-DD.
+        trains: whether answers are told from the rest of a conversation. Templates that open the reasoning of every
+            answer are of use for questions alone.
 
     Raises:
-        InvalidInput: it has no chat template, or one that answers cannot be told from.
+        InvalidInput: it has no chat template, or with `trains` one that answers cannot be told from.
     """
 
-    def __init__(self, tokenizer: MemberTokenizer, where: str, date: str = DATE) -> None:
+    def __init__(self, tokenizer: MemberTokenizer, where: str, date: str = DATE, *, trains: bool = True) -> None:
         self._templates, self._date, self._where = tokenizer.chat_templates, date, where
         if DEFAULT not in self._templates or not tokenizer.ends:
             others = f": its named ones are {', '.join(self._templates)}" if self._templates else ""
@@ -382,7 +384,7 @@ class ChatTokenizer:
         self.identity = ([tokenizer.describe()] if self._checked else []) + ([date] if self.dated else [])
         """What ids depend on besides tokenizer.json, for keys."""
         self._blank = self._tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith("\u2581")
-        self._keeps_answers = self._has_earlier_answers()
+        self._keeps_answers = trains and self._has_earlier_answers()
 
     @classmethod
     def read(cls, path: Path, date: str = DATE) -> Self:

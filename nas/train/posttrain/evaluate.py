@@ -12,11 +12,14 @@ from pydantic import TypeAdapter, ValidationError
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.family import (
     EVALUATION,
+    PYTORCH,
     TRAINING,
+    Evaluation,
     MemberEvaluation,
     MemberFile,
     MemberFiles,
     MemberTraining,
+    TaskScore,
     read_record,
     write_record,
 )
@@ -41,13 +44,13 @@ from nas.train.posttrain.conversations import (
     read_lines,
 )
 from nas.train.posttrain.generation import Answerer, Judgements, answerer, counts, exact_answers, grouped
+from nas.train.posttrain.model_source import TorchTalker, open_model
 from nas.train.pretrain.member_training import MemberToTrain
 from nas.train.release.files import files_of, find_member, rewrite_card, tokenizer_of
 from nas.train.release.options import QUANTISATIONS
 from nas.train.release.templates import DATE
 from nas.train.release.tokenizer import SPECIAL
 
-PYTORCH = "pytorch"
 _DIALOGUES = {"gguf": binding.dialogue, "pte": stock.dialogue}
 _RUNTIME_OF = dict.fromkeys(QUANTISATIONS, "llama.cpp") | dict.fromkeys(
     RUNTIMES["executorch"].quantisations, "executorch"
@@ -113,11 +116,14 @@ def file_answerer(member: Path, quantisation: str, context: int) -> Iterator[Ans
     """Yields a member's file, to be asked; see `open_dialogue` and `Dialogue` for what is raised."""
     ends = chat_tokenizer(member).ends
     with open_dialogue(member, quantisation, context) as dialogue:
+        yield _answerer_of(dialogue, ends)
 
-        def respond(questions: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-            return [list(dialogue.answer(question, most, ends)) for question in questions]
 
-        yield Answerer(respond, dialogue.scores)
+def _answerer_of(dialogue: Dialogue, ends: Sequence[int]) -> Answerer:
+    def respond(questions: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+        return [list(dialogue.answer(question, most, ends)) for question in questions]
+
+    return Answerer(respond, dialogue.scores)
 
 
 class Questions(Protocol):
@@ -216,6 +222,62 @@ def evaluate_member(
     write_record(folder / questions.record, evaluation)
     rewrite_card(folder, owner, member, log)
     return evaluation
+
+
+def questions_of(
+    tasks: Path | None, data: Path | None, benchmarks: Sequence[str], context: int, limit: int | None, log: Log
+) -> Questions:
+    """Returns the conversations of a file, or public benchmarks of a folder of data sets.
+
+    Raises:
+        InvalidInput: both are given, or none; or one cannot be read.
+    """
+    if tasks is not None and data is None:
+        return Conversations(tasks)
+    if data is None or tasks is not None:
+        raise InvalidInput("give either --tasks or --benchmarks")
+    if not data.is_dir():
+        raise InvalidInput(f"there is no folder {data}", where="--benchmarks")
+    from nas.train.posttrain.harness import Benchmarks
+
+    return Benchmarks(data, benchmarks, context, limit, log)
+
+
+def evaluate_models(
+    sources: Sequence[Path], questions: Questions, context: int, log: Log, date: str = DATE
+) -> Evaluation:
+    """Counts right answers of models, each a GGUF file or a folder of transformers, with their own tokenizers.
+
+    Args:
+        sources: the models; changes are from the first.
+        questions: what is asked.
+        context: most tokens of a question with its answer.
+        log: takes one line at a time.
+        date: of today, for a chat template that names it.
+
+    Raises:
+        InvalidInput: a model has no chat template, or see `open_model`.
+    """
+    alike = len({source.name for source in sources}) < len(sources)
+    names = {str(source) if alike else source.name: source for source in sources}
+    if len(names) < len(sources):
+        raise InvalidInput("models must differ")
+    scores: dict[str, dict[str, TaskScore]] = {}
+    first: Judgements | None = None
+    for name, source in names.items():
+        with open_model(source, context) as opened:
+            log(f"{name}: {opened.tokenizer.describe()}")
+            chat = ChatTokenizer(opened.tokenizer.tokenizer, str(source), date, trains=False)
+            talker = opened.talker
+            if isinstance(talker, TorchTalker):
+                model = answerer(talker.model, chat)
+            else:
+                assert isinstance(talker, Dialogue), "a file or a folder"
+                model = _answerer_of(talker, chat.ends)
+            right = questions.judge(model, chat)
+        scores[name] = counts(right, first)
+        first = right if first is None else first
+    return Evaluation(tasks=questions.name, scores=scores, groups=questions.groups, versions=questions.versions)
 
 
 class Chat:

@@ -81,7 +81,7 @@ class TorchTalker:
     """
 
     def __init__(self, model: Model, context: int) -> None:
-        self._model, self.context = model, context
+        self.model, self.context = model, context
 
     def inputs(self, question: Sequence[int]) -> Tensor:
         """Returns what the model reads of a question, ids [1, T]; subclasses may return embeddings [1, T, D]."""
@@ -95,11 +95,11 @@ class TorchTalker:
         if most < 1:
             raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self.context:,}")
         rng = np.random.default_rng(seed)
-        every, state = self._model.prefill(self.inputs(question))
+        every, state = self.model.prefill(self.inputs(question))
         logits = every[:, -1]
         for remaining in range(most, 0, -1):
             token = draw(logits[0].double().numpy(), temperature, rng)
             yield token
             if token in ends or remaining == 1:
                 return
-            logits, state = self._model.step(torch.tensor([token]), state)
+            logits, state = self.model.step(torch.tensor([token]), state)
