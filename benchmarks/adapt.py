@@ -11,7 +11,7 @@
     python -m benchmarks.adapt ablations FOLDER [--minutes 8]                   `benchmarks.adapt_ablations`, continues
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
     python -m benchmarks.adapt real FOLDER [--long] [--budget B] [--front 0]    `benchmarks.adapt_real`, continues
-    python -m benchmarks.adapt tasks FOLDER [--long] [--limit 200]              `benchmarks.adapt_tasks`, of `real`
+    python -m benchmarks.adapt tasks FOLDER [--limit 200]                       `benchmarks.adapt_tasks`, of `real`
     python -m benchmarks.adapt choices FOLDER [--seeds 3] [--minutes 60]        `benchmarks.adapt_choices`, of `real`
     python -m benchmarks.adapt page                                             tables of docs/measured/adapting.md
 
@@ -151,8 +151,7 @@ def main() -> None:
     choices.add_argument("--seeds", type=int, default=3)
     choices.add_argument("--minutes", type=float, default=60.0, help="no healing starts after that")
     real.add_argument("--front", type=int, default=0)
-    for long_parser in (real, parsers["tasks"]):
-        long_parser.add_argument("--long", action="store_true", help="requests of 1,920 tokens")
+    real.add_argument("--long", action="store_true", help="requests of 1,920 tokens")
     parsers["tasks"].add_argument("--limit", type=int, default=200, help="questions of a task, at most")
     modes.add_parser("page")
     options = vars(parser.parse_args())
@@ -266,7 +265,7 @@ def tables() -> dict[str, str]:
         "large": adapt_large.table_of(json.loads(adapt_large.RECORDED.read_bytes())),
         "real": adapt_real.rows(json.loads(adapt_real.recorded(long=False).read_bytes())),
         "real-long": adapt_real.rows(json.loads(adapt_real.recorded(long=True).read_bytes())),
-        "tasks": adapt_tasks.rows(tasks := json.loads(adapt_tasks.RECORDED.read_bytes())),
+        "tasks": adapt_tasks.rows(tasks := json.loads(adapt_tasks.recorded(long=False).read_bytes())),
         "turns": adapt_tasks.transcript(tasks),
     }
 
@@ -403,6 +402,8 @@ def run_kills(folder: Path, kills: int, seed: int, text: Path | None = None) -> 
     that an undisturbed run took, and started again, until it ends; then another adaptation begins in empty folders.
     The model is a tiny one; with `text`, SmolLM2-135M-Instruct, trained on this text for a moment.
     """
+    if (folder / "calm").exists():
+        raise SystemExit(f"{folder} has a campaign: name another folder")
     lab = tiny_lab(folder / "lab") if text is None else text
     adapt = adapt_tiny if text is None else adapt_smollm2
     rng = random.Random(seed)
@@ -482,6 +483,7 @@ def adapt_smollm2(text: Path, folder: Path) -> None:
     length = {"length": 64, "batch_tokens": 512}
     scores = {"score_length": 64, "score_tokens": 512, "recall_tokens": 0}
     request = AdaptRequest(
+        alternatives=("swa",),
         library=LibrarySettings.model_validate({"tokens": 512} | length | scores),
         healing=Healing.model_validate({"tokens": 2048, "lr": 3e-5} | length),
         report_tokens=1024,

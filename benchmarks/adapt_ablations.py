@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.lines import read_lines
 from benchmarks.page import table
 from nas.core.block import Block
 from nas.core.replacement import Slot
@@ -106,7 +107,7 @@ def train(library: Library, sources: Sequence[Tokens], kind: str, start: str, re
 
 def recorded() -> list[Row]:
     """Returns all trainings, first to last."""
-    return [json.loads(line) for line in RECORDED.read_text().splitlines()] if RECORDED.is_file() else []
+    return read_lines(RECORDED)
 
 
 def table_of(rows: Sequence[Row]) -> str:

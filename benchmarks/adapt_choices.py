@@ -3,9 +3,10 @@
     python -m benchmarks.adapt choices FOLDER [--seeds 3] [--minutes 60]
 
 FOLDER is that of `benchmarks.adapt real`: its library, its costs of alternatives and its budget. Each way of choosing
-gives one choice whose predicted cost keeps the budget, but for random ones, of which there are `_RANDOM`. Each choice
-is healed on the same few tokens, by seed, and its divergence from the model is computed on text that nothing was chosen
-by. Each child is a file of FOLDER/choices, so another run continues. Report: `RECORDED`.
+gives one choice whose predicted cost keeps the budget, but for random ones, of which there are `_RANDOM`; layers are
+dropped where the library scored their absence. Each choice is healed on the same few tokens, by seed, and its
+divergence from the model is computed on text that nothing was chosen by. Each child is a file of FOLDER/choices, so
+another run continues. Report: `RECORDED`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -77,6 +79,7 @@ def compared_choices(adaptation: Adaptation, folder: Path, seeds: int, minutes: 
     rows = [json.loads(path.read_bytes()) for path in paths if path.is_file()]
     return {
         "tokens": _TOKENS,
+        "recall": adaptation.request.recall,
         "budgets": adaptation.record["budgets"],
         "missing": len(jobs) - len(rows),
         "rows": rows,
@@ -99,16 +102,17 @@ def table_of(report: Mapping[str, Any]) -> str:
 
 def tau_of(report: Mapping[str, Any]) -> str:
     """Returns a sentence on how scores order healed children."""
-    rows = [row for row in report["rows"] if row["seed"] == 0]
-    summed, healed = (np.array([row[key] for row in rows]) for key in ("summed", "divergence"))
+    rows = [*{json.dumps(row["choice"]): row for row in report["rows"] if row["seed"] == 0}.values()]
+    summed = np.array([row["summed"] for row in rows])
+    healed = np.array([row["divergence"] + report["recall"] * row["recall_divergence"] for row in rows])
     rng = np.random.default_rng(0)
     places = [rng.integers(len(rows), size=len(rows)) for _ in range(_RESAMPLES)]
     taus = [tau for at in places if np.isfinite(tau := kendalltau(summed[at], healed[at]).statistic)]
     low, high = np.quantile(taus, [0.025, 0.975])
     tau = kendalltau(summed, healed).statistic
     return (
-        f"Kendall's tau of the sums of scores with the divergence after healing is {tau:.2f} ({low:.2f} to {high:.2f})"
-        f" over {len(rows)} children."
+        "Kendall's tau of the sums of scores with the divergence after healing, that of recall included as in the sums,"
+        f" is {tau:.2f} ({low:.2f} to {high:.2f}) over {len(rows)} different children."
     )
 
 
@@ -155,12 +159,13 @@ def _chosen(adaptation: Adaptation, problem: Problem, metric: str, most: float) 
         slot: [option for option in options if option is own[slot] or option.empty]
         for slot, options in problem.options.items()
     }
-    chosen["layers dropped"] = least(whole)
+    if any(option.empty for options in problem.options.values() for option in options):
+        chosen["layers dropped"] = least(whole)
     for number in range(_RANDOM):
         rng = random.Random(number)
         chosen[f"random#{number}"] = least(
             {
-                slot: [replace(option, loss=rng.random()) for option in options]
+                slot: [replace(option, loss=0.0 if option is own[slot] else rng.random()) for option in options]
                 for slot, options in problem.options.items()
             }
         )
@@ -212,8 +217,9 @@ def _healed(adaptation: Adaptation, row: Mapping[str, Any], seed: int) -> dict[s
     )
     teacher = library.teacher.model
     before = text.means(compared(teacher, library.mix(choice), text).kl)
-    folder = adaptation.folder / "training"
-    model = heal(lambda: library.mix(choice), library, batches_of(adaptation.sources, settings), settings, folder)
+    with TemporaryDirectory(dir=adaptation.folder) as scratch:  # a checkpoint is three times the model
+        batches = batches_of(adaptation.sources, settings)
+        model = heal(lambda: library.mix(choice), library, batches, settings, Path(scratch))
     after = text.means(compared(teacher, model, text).kl)
     return {
         "divergence_before": before[TEXT_GROUP],

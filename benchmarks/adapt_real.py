@@ -69,13 +69,15 @@ def run(folder: Path, long: bool, budget: str, front: int) -> None:
     """Adapts the model, or continues, and records what the children have and lose.
 
     Raises:
-        SystemExit: a package cannot be fetched, or `nas adapt` failed.
+        SystemExit: a package cannot be fetched, the folder is of other requests, or `nas adapt` failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text, config, result = folder / "text", folder / "adapt.json", folder / "child"
     if not text.is_dir():
         _write_text(text)
     settings, path = _LONG if long else _SETTINGS, recorded(long)
+    if config.is_file() and is_long(folder) != long:
+        raise SystemExit(f"{folder} has an adaptation {'without' if long else 'with'} --long: name another folder")
     write_durably(config, json.dumps(settings).encode())
     command = [str(Path(sys.executable).with_name("nas")), "adapt", str(fetch_smollm2()), "--config", str(config)]
     command += ["--json", "-b", budget, "-o", str(result), "--library", str(folder / "library")]
@@ -103,6 +105,11 @@ def run(folder: Path, long: bool, budget: str, front: int) -> None:
     }
     written = json.dumps(record, indent=1).replace(f"{text}/", "")
     write_durably(path, f"{written}\n".encode())
+
+
+def is_long(folder: Path) -> bool:
+    """Returns whether a folder is of long requests."""
+    return "prompt" in json.loads((folder / "adapt.json").read_bytes())
 
 
 def request_of(folder: Path, budget: str) -> AdaptRequest:

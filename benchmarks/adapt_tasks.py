@@ -1,10 +1,10 @@
 """Tasks that a small instruct model is above chance in, asked of GGUF files: what an adaptation keeps of its model.
 
-    python -m benchmarks.adapt tasks FOLDER [--long] [--limit N]
+    python -m benchmarks.adapt tasks FOLDER [--limit N]
 
 FOLDER is that of `benchmarks.adapt real`. Questions are made from WordNet and the Debian reference manual, packages of
 Debian that no child is trained on, and of words and numbers. The Q4_0 files of model and child answer them, by the
-runtime that they are measured in. Report: `RECORDED`.
+runtime that they are measured in. Report: `recorded`.
 
 Of several answers, the one with the largest log-probability for each byte counts as chosen. Other answers are generated
 greedily and checked. Each answer is a line of FOLDER/tasks/answers.jsonl: a stopped run continues.
@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.adapt_real import unpacked
+from benchmarks.adapt_real import is_long, unpacked
+from benchmarks.lines import read_lines
 from benchmarks.page import table
 from benchmarks.runs import say
 from nas.core.canonical import content_hash, sha256_of
@@ -36,7 +37,6 @@ from nas.train.release.files import write_files
 from nas.train.release.model_tokenizer import read_model_tokenizer
 from nas.train.release.options import FileOptions
 
-RECORDED = Path(__file__).parent / "recorded/adapt-tasks.json"
 PACKAGES = ("wordnet-base", "debian-reference-common", "debian-reference-en")
 _CONTEXT = 2304
 _NEEDLES = (512, 1024, 2048)
@@ -89,8 +89,7 @@ class _Answers:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        lines = path.read_text().splitlines() if path.exists() else []
-        self._right = {tuple(line[:2]): line[2] for line in map(json.loads, lines)}
+        self._right = {(row["file"], row["question"]): row["right"] for row in read_lines(path)}
 
     def right(self, file: str, question: Question) -> bool | None:
         """Returns whether a file's answer was right, None without one; `file` is its SHA-256."""
@@ -100,14 +99,19 @@ class _Answers:
         """Records an answer."""
         self._right[file, _key(question)] = right
         with self._path.open("a") as lines:
-            lines.write(json.dumps([file, _key(question), right]) + "\n")
+            lines.write(json.dumps({"file": file, "question": _key(question), "right": right}) + "\n")
 
 
 def _key(question: Question) -> str:
     return content_hash([question.task, question.text, question.answers, question.most, question.chat])
 
 
-def run(folder: Path, long: bool, limit: int) -> None:
+def recorded(long: bool) -> Path:
+    """Returns the report of the child of long requests, or of that of 512 tokens."""
+    return Path(__file__).parent / "recorded" / ("adapt-tasks-long.json" if long else "adapt-tasks.json")
+
+
+def run(folder: Path, limit: int) -> None:
     """Asks model and child, and records how many answers are right.
 
     Raises:
@@ -140,8 +144,7 @@ def run(folder: Path, long: bool, limit: int) -> None:
         task = tasks.setdefault(question.task, {"chance": chance, "model": "", "child": ""})
         for name, sha256 in files.items():
             task[name] += "01"[bool(answers.right(sha256, question))]
-    path = RECORDED.with_stem(f"{RECORDED.stem}-long") if long else RECORDED
-    write_durably(path, (json.dumps({"tasks": tasks, "turns": turns}, indent=1) + "\n").encode())
+    write_durably(recorded(is_long(folder)), (json.dumps({"tasks": tasks, "turns": turns}, indent=1) + "\n").encode())
 
 
 def rows(record: dict[str, Any]) -> str:
@@ -188,8 +191,8 @@ def _questions(share: Path, limit: int, chat: ChatTokenizer) -> Iterator[list[Qu
     yield _arithmetic(rng, limit)
     yield _copies(rng, limit)
     for length in _NEEDLES:
-        yield [_needle(manual, length, chat, rng) for _ in range(min(limit, 24))]
-    yield _instructions(rng, min(limit, 100))
+        yield [_needle(manual, length, chat, rng) for _ in range(min(limit, 40))]
+    yield _instructions(rng, limit)
 
 
 def _last_words(manual: str, rng: random.Random, limit: int) -> list[Question]:
@@ -288,9 +291,9 @@ def _instructions(rng: random.Random, limit: int) -> list[Question]:
         ("Is a {} alive? Answer yes or no.", lambda _: lambda answer: answer.lower().startswith(("yes", "no"))),
         ("Write a Python function named {}.", lambda word: lambda answer: f"def {word}(" in answer),
     ]
-    questions = []
-    for number in range(limit):
-        (text, check), word = kinds[number % len(kinds)], rng.choice(_WORDS)
+    words, questions = [rng.sample(_WORDS, len(_WORDS)) for _ in kinds], []
+    for number in range(min(limit, len(kinds) * len(_WORDS))):
+        (text, check), word = kinds[number % len(kinds)], words[number % len(kinds)].pop()
         questions.append(Question("instructions", text.replace("{}", word), most=96, check=check(word), chat=True))
     return questions
 

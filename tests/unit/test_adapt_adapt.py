@@ -1206,12 +1206,13 @@ def test_a_plan_is_told_and_nothing_is_recorded(lab: Path, tmp_path: Path, monke
     assert "for each alternative" in hours.out and "GB for weights, gradients and moments" in hours.out
 
 
-def test_the_interval_of_a_change_holds_the_true_one() -> None:
+@pytest.mark.parametrize("windows", [4, 16, 60])
+def test_the_interval_of_a_change_holds_the_true_one(windows: int) -> None:
     """Simulated windows of uneven difficulty: a child that loses 3 % on average, more on some windows."""
     dice, held = np.random.default_rng(0), 0
     for _ in range(2000):
-        before = dice.gamma(4.0, 200.0, 60)
-        after = before * dice.normal(1.03, 0.05, 60)
+        before = dice.gamma(4.0, 200.0, windows)
+        after = before * dice.normal(1.03, 0.05, windows)
         change, low, high = relative_change(before.tolist(), after.tolist())
         assert low is not None and high is not None and low < change < high
         held += low <= 0.03 <= high

@@ -46,6 +46,7 @@ from nas.core.measurement import Figure
 from nas.core.metrics import metric
 from nas.core.progress import Progress
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Alternative, Slot, Stored, block_name, parsed, with_blocks
+from nas.core.stats import t_critical
 from nas.measure.protocol.file_choice import Check
 from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.executorch.variants import NAME as EXECUTORCH
@@ -92,7 +93,6 @@ _WINDOWS = 8
 """Windows of each source that a tokenizer is checked by."""
 _COUNTED = 1 << 20
 """Tokens of each source whose frequencies a tokenizer is checked by."""
-_NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -654,7 +654,8 @@ def relative_change(before: Sequence[float], after: Sequence[float]) -> tuple[fl
     ratio = float(y.sum() / x.sum())
     if len(x) == 1:
         return ratio - 1, None, None
-    half = _NORMAL_95 * math.sqrt(len(x) * np.var(y - ratio * x, ddof=1)) / float(x.sum())
+    error = math.sqrt(len(x) * np.var(y - ratio * x, ddof=1)) / float(x.sum())
+    half = t_critical(0.95, len(x) - 1) * error
     return ratio - 1, ratio - 1 - half, ratio - 1 + half
 
 
