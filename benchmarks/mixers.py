@@ -1,26 +1,30 @@
 """Searches with every family of mixers, and with gated short convolutions and attention alone: what do the others add?
 
     python -m benchmarks.mixers run FOLDER [--base benchmarks/mixers.yaml] [--seeds 0 1] [--trials 80]     # hours
-    python -m benchmarks.mixers ablate FOLDER [--members 4]                                                # then
+    python -m benchmarks.mixers confirm FOLDER [--members 3]                                               # then
     python -m benchmarks.mixers report [FOLDER] [--page docs/measured/mixers.md]
 
 The first two say how long they take; stopped or killed, they continue with the same command. `report FOLDER` is of the
-studies as they are now.
+searches as they are now.
 
 The LFM2 report (arXiv:2511.23404, section 2) found that the others add nothing. Two spaces are searched with equal
-trials and seeds: `all`, the base with each of its families of mixers, and `plain`, the same with convolutions and
-grouped-query attention alone. The plain space loses
+trials and seeds, in one database, so that both have the same figures of the references: `all`, the base with each of
+its families of mixers, and `plain`, the same with convolutions and grouped-query attention alone. Neither has anchors:
+those are layouts of the space, and qualities of two spaces would be of two scales.
+
+`confirm` measures the layouts on the front of either space once more, side by side, in a study of their own; and takes
+parts (`ABLATIONS`) out of those that add most. Proxies of these and of what is left are trained on seeds that nothing
+was chosen by; what the runtime does not carry has no figures of a device. Studies are in
+benchmarks/recorded/mixers.json.gz, these trainings in mixers-trainings.jsonl.
+
+The plain space loses
 
     1 - V(plain) / V(all)
 
-of hypervolume, in draws from the noise of each layout's objectives. Beside it are the same of one seed and another of a
-space, and of layouts of both that are dealt to two sides at random: no loss is told from none that is as likely there.
-Neither space has anchors: those are layouts of the space, and qualities of two spaces would be of two scales.
-
-`ablate` takes parts (`ABLATIONS`) out of the layouts that add most to the front of all studies. Proxies of the layouts
-and of what is left are trained on the seeds of the space's `rescore`, and measured in a study of their own that lists
-them; what the runtime does not carry has no figures of a device. Studies are in benchmarks/recorded/mixers.json.gz,
-these trainings in mixers-trainings.jsonl.
+of hypervolume, of layouts with quality on fresh seeds and the later figures of the device. Its interval is a basic
+bootstrap of the objectives' noise. What the luck of a search makes is shown by the same of one seed and another of a
+space, and of seeds of both spaces dealt to two sides. `all` contains `plain` but has to find it, so of all layouts
+together, whoever proposed them, those without other families are compared with all, too.
 """
 
 from __future__ import annotations
@@ -50,16 +54,17 @@ from benchmarks.study.figures import complete
 from benchmarks.study.terms import OURS, Terms
 from nas.cli.options import INTERRUPTED
 from nas.core.block import Block
+from nas.core.canonical import content_hash
 from nas.core.durable import write_durably
-from nas.core.errors import InvalidInput, NasError
+from nas.core.errors import CandidateFailed, InvalidInput, NasError
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.pareto import contributions, front_mask, hypervolume
 from nas.core.quality_config import QualityConfig
 from nas.core.stats import Z95
-from nas.core.units import show_duration
 from nas.infra.store.rows import StudyState
 from nas.model.text.corpus import refer
+from nas.search.analysis.record import read_study
 from nas.search.proxy.job import TrainJob
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.quality import QualityScale, Scores, fix_scale, paired_spread
@@ -71,15 +76,21 @@ BASE = Path(__file__).with_suffix(".yaml")
 PLAIN = ("conv", "gqa")
 """Mixers of the plain space."""
 SIDES = ("all", "plain")
-ABLATION = "ablation"
+CONFIRMED = "confirmed"
+"""Side of the study that measures fronts again, and ablations."""
 QUALITIES = ("quality", "recall")
 LOSS = 0.01
 DRAWS = 2000
-CHANCE = "layouts of both, dealt to two sides at random"
+_FURTHER = 100
+"""From the seeds of fronts to those of ablations."""
 _UNTRAINED = 64
 """Steps of the proxies of the study that measures ablations: their quality is not read."""
 
 Floats = NDArray[np.float64]
+
+
+def _is_plain(layout: str) -> bool:
+    return all(mixer.kind in PLAIN for layer in Layout.parse(layout).layers for mixer in layer.mixers)
 
 
 def _without_taps(block: Block) -> Block:
@@ -92,9 +103,12 @@ def _keeps_state(block: Block) -> bool:
     return block.kind != "conv" and not block.spec.kv_bytes(block.resolve(1024), 1024, 1024, 2.0)
 
 
+_WITHOUT_STATES = "no linear and state mixers"
+_CONV = Block.of("conv", kernel=3)
 ABLATIONS: dict[str, Callable[[Block], Block | None]] = {
     "no short convolution in other mixers": _without_taps,
-    "no linear and state mixers": lambda block: None if _keeps_state(block) else block,
+    _WITHOUT_STATES: lambda block: None if _keeps_state(block) else block,
+    "gated short convolutions for linear and state mixers": lambda block: _CONV if _keeps_state(block) else block,
     "no gated short convolutions": lambda block: None if block.kind == "conv" else block,
 }
 """Name of an ablation -> the function that returns the block in place of a mixer; None: the layer has no mixer."""
@@ -126,7 +140,7 @@ def measuring(base: Mapping[str, Any], layouts: Sequence[str]) -> dict[str, Any]
     chosen = ("model", "mixers", "ffn", "pattern", "limits", "parallel", "budgets")
     return {
         **{key: value for key, value in base.items() if key not in chosen},
-        "name": f"{base['name']}-{ABLATION}-{len(layouts)}",
+        "name": f"{base['name']}-{CONFIRMED}-{content_hash(list(layouts))[:8]}",
         "layouts": list(layouts),
         "objectives": [each for each in base["objectives"] if METRICS[each["metric"]].source != "proxy"],
         "quality": {"rungs": [{"name": "untrained", "lm_steps": _UNTRAINED}], "min_reference": 1e-6},
@@ -134,55 +148,57 @@ def measuring(base: Mapping[str, Any], layouts: Sequence[str]) -> dict[str, Any]
     }
 
 
-def campaign(folder: Path, side: str, content: Mapping[str, Any] | None = None) -> Campaign:
-    """Returns the studies of a side; its space is written once, so that days later it is still the same.
+def campaign(folder: Path, name: str, content: Mapping[str, Any] | None = None, home: str = "searches") -> Campaign:
+    """Returns the studies of the space `name`; its file is written once, so that days later it is still the same.
 
     Raises:
         InvalidInput: the folder has studies of another base.
     """
-    path = folder.resolve() / f"{side}.yaml"
+    path = folder.resolve() / f"{name}.yaml"
     if content is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file():
             write_durably(path, yaml.safe_dump(dict(content), sort_keys=False).encode())
         elif (before := yaml.safe_load(path.read_text())["name"]) != content["name"]:
             raise InvalidInput(f"{path} is {before}, not {content['name']}: name another folder")
-    return Campaign(path.with_suffix(""), str(path), lambda text: print(f"{side}: {text}", file=sys.stderr, flush=True))
+    return Campaign(path.parent / home, str(path), lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True))
 
 
-def collected(folder: Path, planned: Sequence[tuple[str, Terms]]) -> list[Recorded]:
-    """Returns the studies as far as they are, each with its `side` and the `trials` that are planned."""
+def collected(campaigns: Mapping[str, Campaign], planned: Sequence[Terms]) -> list[Recorded]:
+    """Returns the studies as far as they are, each with its `side`, layouts of `fresh` quality and `devices`."""
     studies = []
-    for side, terms in planned:
-        more = {"side": side, "trials": terms.trials}
-        if (found := campaign(folder, side).report(terms)) is None:
+    for terms in planned:
+        more = {"side": terms.side, "trials": terms.trials}
+        if (found := campaigns[terms.side].report(terms)) is None:
             studies.append(more | {"study": terms.study, "seed": terms.seed, "state": "not begun", "told": []})
         else:
+            more["fresh"] = sorted(row["layout"] for row in found["ranking"] if row["rescored"])
+            with campaigns[terms.side].store() as store:
+                more["devices"] = sorted(device.id for device in read_study(store, terms.study).log.devices)
             studies.append(recorded(found, engine=OURS, **more))
     return studies
 
 
-def planned(studies: Sequence[Recorded]) -> list[tuple[str, Terms]]:
-    """Returns side and terms of recorded studies."""
-    return [(study["side"], Terms(OURS, study["seed"], study["trials"])) for study in studies]
+def planned(studies: Iterable[Recorded]) -> list[Terms]:
+    """Returns the terms of recorded searches."""
+    return [Terms(OURS, study["seed"], study["trials"], study["side"]) for study in studies if study["side"] in SIDES]
 
 
 def run(folder: Path, base: str, seeds: Sequence[int], trials: int, path: Path = RECORDED) -> None:
     """Searches both spaces with each seed; records the studies as far as they are whenever one has ended."""
     content = yaml.safe_load(space_text(base))
     campaigns = {side: campaign(folder, side, space(content, side)) for side in SIDES}
-    all_terms = [(side, Terms(OURS, seed, trials)) for seed in seeds for side in SIDES]
+    all_terms = [Terms(OURS, seed, trials, side) for seed in seeds for side in SIDES]
     for side, searches in campaigns.items():
-        searches.tell([terms for each, terms in all_terms if each == side])
-    ablated = [study for study in load(path) if study["side"] == ABLATION] if path.is_file() else []
-    write([*collected(folder, all_terms), *ablated], path)
-    for side, terms in all_terms:
-        campaigns[side].run([terms])
-        write([*collected(folder, all_terms), *ablated], path)
+        searches.tell([terms for terms in all_terms if terms.side == side])
+    write(collected(campaigns, all_terms), path)
+    for terms in all_terms:
+        campaigns[terms.side].run([terms])
+        write(collected(campaigns, all_terms), path)
 
 
-def ablate(folder: Path, members: int, minutes: float, path: Path = RECORDED) -> None:
-    """Trains and measures layouts of the front and their ablations; records both.
+def confirm(folder: Path, members: int, minutes: float, path: Path = RECORDED) -> None:
+    """Measures the fronts again beside ablations of their best layouts, and trains these; records both.
 
     Raises:
         InvalidInput: the searches have not ended.
@@ -190,29 +206,32 @@ def ablate(folder: Path, members: int, minutes: float, path: Path = RECORDED) ->
     searches = [study for study in load(path) if study["side"] in SIDES]
     if waiting := len(searches) - len(ended(searches)):
         raise InvalidInput(f"{waiting} of {len(searches)} searches have not ended: `run` continues them")
-    front = Fronts(searches).front()[:members]
-    layouts = [*dict.fromkeys(chain(front, *(ablations(layout).values() for layout in front)))]
+    fronts = Fronts(searches)
+    hybrids = [layout for layout in fronts.front() if _WITHOUT_STATES in ablations(layout)]
+    whole = (hybrids or fronts.front())[:members]
+    ablated = [*chain.from_iterable(ablations(layout).values() for layout in whole)]
     base = load_space(folder / "all.yaml")
     carried = support_filter(base)
+    layouts = dict.fromkeys([*chain.from_iterable(map(fronts.front, SIDES)), *whole, *ablated])
     listed = [layout for layout in layouts if carried(Layout.parse(layout))]
-    content = yaml.safe_load((folder / "all.yaml").read_text())
-    measured, terms = campaign(folder, ABLATION, measuring(content, listed)), Terms(OURS, 0, len(listed))
-    measured.tell([terms])
-    jobs = {layout: _jobs(base.quality, layout, folder) for layout in (_published(searches), *layouts)}
-    todo = {job.key: (layout, job) for layout, of_layout in jobs.items() for job in of_layout}
-    first = jobs[_published(searches)]
-    train_missing({job.key: todo[job.key] for job in first}, trainings_of(path), minutes)
-    done = trainings(trainings_of(path))
-    seconds = sum(done[job.key]["cpu_seconds"] for job in first) / len(first) * len(todo.keys() - done.keys())
-    print(f"trainings: about {show_duration(seconds)} left", file=sys.stderr, flush=True)
-    train_missing(todo, trainings_of(path), minutes)
-    measured.run([terms])
-    write([*searches, *collected(folder, [(ABLATION, terms)])], path)
+    content = measuring(yaml.safe_load((folder / "all.yaml").read_text()), listed)
+    campaigns = {CONFIRMED: campaign(folder, content["name"], content, content["name"])}
+    terms = Terms(OURS, 0, len(listed), CONFIRMED)
+    campaigns[CONFIRMED].run([terms])
+    write([*searches, *collected(campaigns, [terms])], path)
+    jobs = {layout: _jobs(base.quality, layout, folder) for layout in (_published(searches), *whole, *ablated)}
+    for done, (layout, of_layout) in enumerate(jobs.items()):
+        print(f"trainings of {done} of {len(jobs)} layouts", file=sys.stderr, flush=True)
+        try:
+            train_missing({job.key: (layout, job) for job in of_layout}, trainings_of(path), minutes)
+        except CandidateFailed as error:
+            print(f"{layout}: {error}", file=sys.stderr)
 
 
 def _jobs(config: QualityConfig, layout: str, folder: Path) -> list[TrainJob]:
-    """Returns the trainings of the last rung, with the seeds of fronts."""
-    return rung_jobs(last_rung(config.rescored), 0, Layout.parse(layout), refer(config.corpus, folder))
+    """Returns the trainings of the last rung, with other seeds than those of fronts, which chose the layouts."""
+    jobs = rung_jobs(last_rung(config.rescored), 0, Layout.parse(layout), refer(config.corpus, folder))
+    return [job.model_copy(update={"seed": job.seed + _FURTHER}) for job in jobs]
 
 
 def _published(studies: Sequence[Recorded]) -> str:
@@ -225,49 +244,76 @@ def trainings_of(path: Path) -> Path:
 
 
 class Fronts:
-    """Complete layouts of studies, as points with noise.
+    """Layouts with quality on fresh seeds, as points with noise; figures of a device are the later ones, if there are.
 
     Args:
-        studies: each with its `side`.
+        studies: each with its `side`; of the searches, those that have ended.
+
+    Raises:
+        InvalidInput: they are of several devices.
     """
 
     def __init__(self, studies: Sequence[Recorded]) -> None:
+        if len(devices := {*chain.from_iterable(study.get("devices", ()) for study in studies)}) > 1:
+            raise InvalidInput(f"studies of several devices cannot be compared: {', '.join(sorted(devices))}")
+        again = {row["layout"]: row for study in studies if study["side"] == CONFIRMED for row in complete(study)}
+        searches = [study for study in studies if study["side"] in SIDES]
+        corner = worst_point(searches)
         rows: dict[str, Mapping[str, Any]] = {}
-        for row in chain.from_iterable(map(complete, studies)):
-            rows.setdefault(row["layout"], row)
-        corner = worst_point(studies)
+        self._sides: dict[str, list[list[int]]] = {side: [] for side in SIDES}
+        for study in searches:
+            fresh = study.get("fresh") or [row["layout"] for row in complete(study)]
+            of_study = [row for row in complete(study) if row["layout"] in fresh]
+            of_study = [row for row in of_study if not again or row["layout"] in again]
+            for row in of_study:
+                rows.setdefault(row["layout"], row)
+            places = {layout: place for place, layout in enumerate(rows)}
+            self._sides[study["side"]].append([places[row["layout"]] for row in of_study])
         self.layouts = list(rows)
         self._corner = np.array(list(corner.values()))
-        self._points = np.array([[row["objectives"][name] for name in corner] for row in rows.values()])
-        self._sd = np.array([[row.get("noise", {}).get(name, 0.0) for name in corner] for row in rows.values()])
-        places = {layout: place for place, layout in enumerate(rows)}
-        self._sides: dict[str, list[list[int]]] = {"all": [], "plain": []}
-        for study in studies:
-            self._sides[study["side"]].append([places[row["layout"]] for row in complete(study)])
 
-    def losses(self, draws: int = DRAWS) -> dict[str, Floats]:
-        """Returns draws of what one set of layouts loses to another."""
-        generator = np.random.default_rng(0)
+        def table_of(key: str) -> Floats:
+            merged = [{**row.get(key, {}), **again.get(layout, {}).get(key, {})} for layout, row in rows.items()]
+            return np.array([[row.get(name, 0.0) for name in corner] for row in merged])
+
+        self._points, self._sd = table_of("objectives"), table_of("noise")
+
+    def pairs(self) -> dict[str, tuple[list[int], list[int]]]:
+        """Returns the sets of layouts that are compared: what the first lose to the second."""
         sides = {name: sorted({*chain.from_iterable(studies)}) for name, studies in self._sides.items()}
-        pairs = {"plain, to all": (sides["plain"], sides["all"])}
+        everything = list(range(len(self.layouts)))
+        without = [place for place in everything if _is_plain(self.layouts[place])]
+        pairs = {
+            "`plain`, to `all`": (sides["plain"], sides["all"]),
+            "layouts without other families, to all layouts": (without, everything),
+        }
         for name, studies in self._sides.items():
             if len(studies) == 2:
-                pairs[f"{name}, one seed to the other"] = (studies[0], studies[1])
-        losses: dict[str, list[float]] = {name: [] for name in (*pairs, CHANCE)}
+                pairs[f"luck: `{name}`, one seed to the other"] = (studies[0], studies[1])
+        if all(len(studies) == 2 for studies in self._sides.values()):
+            (a, b), (c, d) = self._sides["plain"], self._sides["all"]
+            for first, second in ((a + c, b + d), (a + d, b + c)):
+                pairs[f"luck: one seed of each, to the others ({len(pairs) - 3})"] = (first, second)
+        return {name: pair for name, pair in pairs.items() if all(pair)}
+
+    def losses(self, draws: int = DRAWS) -> dict[str, tuple[float, Floats]]:
+        """Returns for each pair the loss, and draws of it by a basic bootstrap of the noise."""
+        generator, pairs = np.random.default_rng(0), self.pairs()
+        losses = {name: self._loss(self._points, *pair) for name, pair in pairs.items()}
+        drawn: dict[str, list[float]] = {name: [] for name in pairs}
         for _ in range(draws):
             points = self._points + generator.standard_normal(self._points.shape) * self._sd
-            for name, (part, other) in pairs.items():
-                losses[name].append(self._loss(points, part, other))
-            order = [int(place) for place in generator.permutation(len(points))]
-            losses[CHANCE].append(self._loss(points, order[: len(sides["plain"])], order[-len(sides["all"]) :]))
-        return {name: np.array(drawn) for name, drawn in losses.items()}
+            for name, pair in pairs.items():
+                drawn[name].append(2 * losses[name] - self._loss(points, *pair))
+        return {name: (loss, np.array(drawn[name])) for name, loss in losses.items()}
 
     def _loss(self, points: Floats, part: Sequence[int], other: Sequence[int]) -> float:
         return 1 - hypervolume(points[part], self._corner) / hypervolume(points[other], self._corner)
 
-    def front(self) -> list[str]:
-        """Returns the layouts on the front of all studies, first those that add most hypervolume."""
-        inside = np.flatnonzero(front_mask(self._points))
+    def front(self, side: str = "") -> list[str]:
+        """Returns the layouts on the front of a side, or of all studies, first those that add most hypervolume."""
+        places = sorted({*chain.from_iterable(self._sides[side])}) if side else range(len(self.layouts))
+        inside = np.array(places)[front_mask(self._points[places])]
         adds = contributions(self._points[inside], self._corner)
         return [self.layouts[place] for place in inside[np.argsort(-np.array(adds), kind="stable")]]
 
@@ -285,7 +331,7 @@ class Ablated:
         for row in trained:
             runs.setdefault(row["layout"], {}).setdefault(row["seed"], {}).update(row["scores"])
         self._measured = {
-            row["layout"]: row for study in studies if study["side"] == ABLATION for row in complete(study)
+            row["layout"]: row for study in studies if study["side"] == CONFIRMED for row in complete(study)
         }
         self.devices = sorted({name for row in self._measured.values() for name in row["objectives"]})
         self._of_seeds: dict[str, dict[str, Mapping[int, float]]] = {name: {} for name in QUALITIES}
@@ -384,20 +430,20 @@ def report(studies: Sequence[Recorded], trained: Iterable[Mapping[str, Any]] = (
         searches.append((*about, f"{study.get('elapsed_s', 0.0) / 3600:.1f}"))
     progress = table(("space", "seed", "state", "trials", "complete", "hours"), searches)
     compared = list(filter(complete, ended(studies)))
-    if {study["side"] for study in compared} != set(SIDES):
+    if {study["side"] for study in compared} != {*SIDES}:
         return progress + "\nNo losses: not every space has a study that ended with a layout within its budgets.\n"
-    fronts = Fronts(compared)
+    fronts = Fronts([*compared, *(study for study in studies if study["side"] == CONFIRMED)])
     losses = []
-    for name, drawn in fronts.losses().items():
-        low, middle, high = np.quantile(drawn, (0.025, 0.5, 0.975))
-        losses.append((name, f"{middle:.1%} ({low:.1%} to {high:.1%})", f"{np.mean(drawn >= LOSS):.2f}"))
+    for name, (loss, drawn) in fronts.losses().items():
+        low, high = np.quantile(drawn, (0.025, 0.975))
+        losses.append((name, f"{loss:.1%} ({low:.1%} to {high:.1%})", f"{np.mean(drawn >= LOSS):.2f}"))
     front = fronts.front()
     mixers = [{mixer.kind for layer in Layout.parse(text).layers for mixer in layer.mixers} for text in front]
     kinds = sorted(set().union(*mixers))
     shares = [(kind, f"{sum(kind in layout for layout in mixers)} of {len(mixers)}") for kind in kinds]
     parts = [
         progress,
-        table(("loss of hypervolume", "median, 95 %", f"chance of {LOSS:.0%} or more"), losses),
+        table(("loss of hypervolume", "95 % interval of noise", f"share of draws of {LOSS:.0%} or more"), losses),
         table(("mixer", "layouts on the front"), shares),
     ]
     if rows := list(trained):
@@ -409,28 +455,30 @@ def main() -> int:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command")
-    running, ablating, reporting = (commands.add_parser(name) for name in ("run", "ablate", "report"))
-    for command in (running, ablating):
+    running, confirming, reporting = (commands.add_parser(name) for name in ("run", "confirm", "report"))
+    for command in (running, confirming):
         command.add_argument("folder", type=Path, help="of the studies; the same continues them")
     running.add_argument("--base", default=str(BASE), help="name or file of a space")
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     running.add_argument("--trials", type=int, default=80, help="of each study, references not counted")
-    ablating.add_argument("--members", type=int, default=4, help="layouts of the front, first those that add most")
-    ablating.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
+    confirming.add_argument("--members", type=int, default=3, help="ablated layouts, first those that add most")
+    confirming.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
     reporting.add_argument("folder", type=Path, nargs="?", help="of studies that may not have ended")
     reporting.add_argument("--page", type=Path, help="whose part `mixers` is written")
-    for command in (running, ablating, reporting):
+    for command in (running, confirming, reporting):
         command.add_argument("--table", type=Path, default=RECORDED, help="file of the studies that are recorded")
     options = parser.parse_args()
     try:
         if options.command == "run":
             run(options.folder, options.base, options.seeds, options.trials, options.table)
-        elif options.command == "ablate":
-            ablate(options.folder, options.members, options.minutes, options.table)
+        elif options.command == "confirm":
+            confirm(options.folder, options.members, options.minutes, options.table)
         else:
             studies = load(options.table)
             if options.folder is not None:
-                studies = collected(options.folder, planned(studies))
+                campaigns = {side: campaign(options.folder, side) for side in SIDES}
+                confirmed = [study for study in studies if study["side"] == CONFIRMED]
+                studies = [*collected(campaigns, planned(studies)), *confirmed]
             text = report(studies, trainings(trainings_of(options.table)).values())
             if options.page:
                 fill(options.page, "mixers", text)

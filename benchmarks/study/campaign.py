@@ -106,6 +106,8 @@ class Campaign:
             self._wait_for_others(terms)
             code = 0 if self._finished(terms) else self._launch(terms)
             if code == 0:
+                if (study := self._study(terms)) is None or study.state is not StudyState.COMPLETE:
+                    raise NasError(f"study {terms.study} was stopped; the same command continues")
                 return
             if code == INTERRUPTED:
                 raise KeyboardInterrupt

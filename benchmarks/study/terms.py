@@ -24,16 +24,18 @@ class Terms:
         engine: proposer.
         seed: of the proposer.
         trials: layouts to propose, references not counted.
+        side: which of several spaces; "" where there is one.
     """
 
     engine: str
     seed: int
     trials: int
+    side: str = ""
 
     @property
     def study(self) -> str:
         """The study's name."""
-        return f"{self.engine}-{self.seed}"
+        return f"{f'{self.side}-' * bool(self.side)}{self.engine}-{self.seed}"
 
 
 def campaign(engines: Sequence[str], seeds: Sequence[int], trials: int) -> list[Terms]:
