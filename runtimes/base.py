@@ -229,19 +229,37 @@ def finding_of(name: str, look: Callable[[], str], *, status: Status = "failure"
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """A byte-level BPE tokenizer with its special tokens.
+class Pieces:
+    """What GGUF files hold of SentencePiece's BPE, which joins first what has the greatest score.
 
     Args:
-        tokens: by id; bytes are written as GPT-2's letters for them.
+        scores: of tokens, by id.
+        bytes: ids of the tokens for single bytes, of characters without a token.
+        unknown: the token for what has none; None: there is none.
+        prefix: whether a blank is put in front of a text.
+    """
+
+    scores: tuple[float, ...]
+    bytes: frozenset[int]
+    unknown: int | None
+    prefix: bool
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A BPE tokenizer, byte-level or SentencePiece's, with its special tokens.
+
+    Args:
+        tokens: by id; in byte-level BPE, bytes are written as GPT-2's letters for them.
         special: those that text in a prompt never becomes by itself.
         unused: ids without a token.
-        merges: of BPE, first to last, "LEFT RIGHT".
+        merges: of byte-level BPE, first to last, "LEFT RIGHT".
         ids: purpose -> id of a special token.
         chat_template: Jinja; None: the model has none.
         pre_tokenizer: llama.cpp's name of how text is split before BPE.
         starts_texts: whether every text begins with the token for "bos".
         added: tokens besides the special ones that are found in a text before it is split.
+        pieces: None: it is byte-level.
     """
 
     tokens: tuple[str, ...]
@@ -253,6 +271,7 @@ class Vocabulary:
     pre_tokenizer: str
     starts_texts: bool
     added: frozenset[int] = frozenset()
+    pieces: Pieces | None = None
 
 
 @dataclass(frozen=True)

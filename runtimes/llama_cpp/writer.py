@@ -358,12 +358,18 @@ def header_bytes(writer: GGUFWriter, scratch: Path, stored: Iterable[tuple[Tenso
 
 
 def _add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model("gpt2" if vocabulary.pieces is None else "llama")
     writer.add_tokenizer_pre(vocabulary.pre_tokenizer)
     writer.add_token_list(list(vocabulary.tokens))
     writer.add_token_types([_token_type(i, vocabulary) for i in range(len(vocabulary.tokens))])
-    # Not by `add_token_merges`, which leaves out an empty list: llama.cpp wants to find one.
-    writer.add_key_value(Keys.Tokenizer.MERGES, list(vocabulary.merges), GGUFValueType.ARRAY)
+    if (pieces := vocabulary.pieces) is None:
+        # Not by `add_token_merges`, which leaves out an empty list: llama.cpp wants to find one.
+        writer.add_key_value(Keys.Tokenizer.MERGES, list(vocabulary.merges), GGUFValueType.ARRAY)
+    else:
+        writer.add_token_scores(list(pieces.scores))
+        writer.add_add_space_prefix(pieces.prefix)
+        if pieces.unknown is not None:
+            writer.add_unk_token_id(pieces.unknown)
     writer.add_add_bos_token(vocabulary.starts_texts)
     writer.add_add_eos_token(False)
     for purpose, token in vocabulary.ids.items():
@@ -384,6 +390,10 @@ _KEYS: Mapping[Purpose, str] = {
 
 
 def _token_type(token: int, vocabulary: Vocabulary) -> TokenType:
+    if vocabulary.pieces is not None and token == vocabulary.pieces.unknown:
+        return TokenType.UNKNOWN
+    if vocabulary.pieces is not None and token in vocabulary.pieces.bytes:
+        return TokenType.BYTE
     if token in vocabulary.special:
         return TokenType.CONTROL
     if token in vocabulary.added:

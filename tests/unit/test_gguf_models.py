@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 from collections.abc import Callable
@@ -225,6 +226,28 @@ def test_a_tokenizer_goes_out_and_comes_in(form: str, tmp_path: Path) -> None:
             assert again.tokenizer.encode(sample).ids == original.tokenizer.encode(sample).ids, sample
     assert again.chat_templates == original.chat_templates and again.ids() == original.ids()
     assert found.context == 1024
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_sentencepiece_goes_out_and_comes_in(prefix: bool, tmp_path: Path) -> None:
+    layout = Layout.parse("d64 v420 ffn=swiglu:96 [A4/2*2]")
+    path = write_sentencepiece_form(tmp_path / "in", prefix)
+    about = json.loads(path.read_text())
+    about["added_tokens"].append(about["added_tokens"][0] | {"id": 340, "content": 9 * "▁", "special": False})
+    path.write_text(json.dumps(about))
+    original = read_model_tokenizer(path)
+    LLAMA_CPP.export_trained(
+        layout, "f32", saved(layout, tmp_path), tmp_path / "m.gguf", "m", original.vocabulary(420), 1024
+    )
+    assert GgufFile.read(tmp_path / "m.gguf").fields["tokenizer.ggml.model"] == "llama"
+    again = found_tokenizer(tmp_path / "m.gguf").tokenizer
+    for sample in (*TEXT, "größer 😀 \x07", "a<eos>b", ""):
+        expected = original.tokenizer.encode(sample).ids
+        assert again.tokenizer.encode(sample).ids == expected, sample
+        assert again.tokenizer.decode(expected) == original.tokenizer.decode(expected)
+    blanks = again.tokenizer.encode(f"<eos>{9 * ' '}<eos>").ids
+    assert blanks == [1, 340, 1], "an added token is found before blanks are marked"
+    assert again.ids() == original.ids()
 
 
 def test_sentencepiece_with_scores_and_bytes(tmp_path: Path) -> None:

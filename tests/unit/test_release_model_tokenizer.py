@@ -107,11 +107,14 @@ def test_files_of_the_tokenizer_are_carried(tmp_path: Path) -> None:
 
 
 def test_where_gguf_cannot_hold_a_tokenizer_the_folder_is_written_alone(tmp_path: Path) -> None:
-    known = read(write_sentencepiece_form(tmp_path / "in"))
+    change(path := write_sentencepiece_form(tmp_path / "in"), normalizer={"type": "Lowercase"})
+    known = read(path)
     said: list[str] = []
     options = FileOptions(name="m", tokenizer=known, gguf=("f16", "q4_0"))
     record = write_files(tmp_path / "out", LAYOUT, RandomWeights(1), options, said.append)
-    reason = "GGUF files cannot hold the tokenizer: no byte-level BPE, but BPE of characters"
+    reason = (
+        "GGUF files cannot hold the tokenizer: text is changed or split before BPE in another way than by SentencePiece"
+    )
     assert record.loads["llama.cpp"] == f"none: {reason}"
     assert f"m: F16 is left out: {reason}" in said
     assert not list(tmp_path.glob("out/gguf/*"))
@@ -137,6 +140,41 @@ CHANGES: dict[str, tuple[str, Any]] = {
           "normalized": False, "special": True}],
     ),
 }  # fmt: skip
+
+
+def test_sentencepiece_is_held_if_scores_give_the_order_of_its_merges(tmp_path: Path) -> None:
+    path = write_sentencepiece_form(tmp_path)
+    known, about = read(path), json.loads(path.read_text())
+    held = known.vocabulary(400)
+    assert held.pieces is not None and not held.pieces.prefix and len(held.pieces.bytes) == 256
+    ids, scores = about["model"]["vocab"], held.pieces.scores
+    made = list(dict.fromkeys(map("".join, about["model"]["merges"])))
+    assert [scores[ids[token]] for token in made] == [-float(place) for place in range(len(made))]
+    assert max(score for i, score in enumerate(scores) if i not in map(ids.get, made)) < min(
+        scores[ids[token]] for token in made
+    )
+    assert held.tokens[held.pieces.unknown or 0] == "<unk>"
+    merges = about["model"]["merges"]
+    for model, reason in (
+        ({"merges": merges[1:]}, "no scores of tokens"),  # another split of a token is none
+        ({"ignore_merges": True}, "no scores of tokens"),
+        ({"vocab": {token: i for token, i in ids.items() if token != "<0x07>"}}, "1 of 256 bytes have no token"),
+    ):
+        change(path, model=about["model"] | model)
+        with pytest.raises(Unsupported, match=reason):
+            read(path).vocabulary(400)
+    more = ["a(", "(b", "a(b"]
+    grown = about["model"] | {"vocab": ids | {token: 340 + i for i, token in enumerate(more)}}
+    pairs = [*merges, ["a", "("], ["(", "b"]]
+    change(path, model=grown | {"merges": [*pairs, ["a(", "b"], ["a", "(b"]]})
+    assert read(path).vocabulary(400).pieces is not None
+    change(path, model=grown | {"merges": [["a(", "b"], *pairs, ["a", "(b"]]})  # its two halves are apart
+    with pytest.raises(Unsupported, match="no scores of tokens"):
+        read(path).vocabulary(400)
+    change(path, model=about["model"], normalizer=None, pre_tokenizer={"type": "Metaspace", "replacement": "▁",
+           "prepend_scheme": "first", "split": False})  # fmt: skip
+    pieces = read(path).vocabulary(400).pieces
+    assert pieces is not None and pieces.prefix
 
 
 @pytest.mark.parametrize("reason", CHANGES)

@@ -132,17 +132,27 @@ def write_qwen3(folder: Path, form: Form = QWEN3) -> Path:
     return folder
 
 
-def write_sentencepiece_form(folder: Path) -> Path:
-    """Writes a tokenizer as Gemma and Llama 2 have it: BPE of characters, with bytes for those that are unknown."""
+def write_sentencepiece_form(folder: Path, prefix: bool = False) -> Path:
+    """Writes a tokenizer as Gemma has it, or with `prefix` Llama 2: BPE of characters, with bytes for unknown ones.
+
+    As transformers converts SentencePiece's scores, all pairs that make a token are merges, in the order of tokens.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.pre_tokenizer = Split(" ", "merged_with_previous")
+    if prefix:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = Split(" ", "merged_with_previous")
     pieces = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=pieces, show_progress=False)
     tokenizer.train_from_iterator([text.replace(" ", "▁") for text in TEXT * 20], trainer)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(parts + [decoders.Strip(" ", 1, 0)] * prefix)
     about = json.loads(tokenizer.to_str())
+    ids = {token: i for token, i in about["model"]["vocab"].items() if token not in pieces}
+    pairs = [(i, at, token[:at], token[at:]) for token, i in ids.items() for at in range(1, len(token))]
+    about["model"]["merges"] = [pair for _, _, *pair in sorted(pairs) if all(part in ids for part in pair)]
     about["added_tokens"] = [each for each in about["added_tokens"] if not each["content"].startswith("<0x")]
     (folder / "tokenizer.json").write_text(json.dumps(about))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}

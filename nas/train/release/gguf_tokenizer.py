@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from nas.core.errors import InvalidInput, NasError, Unsupported
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 from nas.train.release.model_tokenizer import (
+    BLANK,
     CONFIG,
     GENERATION,
     TEMPLATE,
@@ -27,7 +28,6 @@ from nas.train.release.tokenizer import json_bytes
 _PREFIX = "tokenizer.ggml."
 _STARTS_TEXTS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 """Ways to split text with which llama.cpp begins every text with a token unless the file says otherwise."""
-_BLANK = "\u2581"
 _PURPOSES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """GGUF's names -> transformers'."""
 
@@ -115,9 +115,9 @@ def _sentencepiece(file: GgufFile, used: Mapping[str, int], types: Sequence[int]
     unknown = next((token for token, i in used.items() if types[i] == TokenType.UNKNOWN), None)
     tokenizer = Tokenizer(models.BPE(dict(used), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix = bool(file.fields.get(f"{_PREFIX}add_space_prefix", True))
-    changes = [normalizers.Prepend(_BLANK)] * prefix + [normalizers.Replace(" ", _BLANK)]
+    changes = [normalizers.Prepend(BLANK)] * prefix + [normalizers.Replace(" ", BLANK)]
     tokenizer.normalizer = normalizers.Sequence(changes)
-    parts = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    parts = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(parts + [decoders.Strip(" ", 1, 0)] * prefix)
     return tokenizer
 

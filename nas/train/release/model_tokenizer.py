@@ -1,8 +1,9 @@
 """Tokenizers of models that others trained, as files of transformers and GGUF.
 
-All files of the tokenizer are carried as they are. GGUF files name the way in which text is split, and can hold
-byte-level BPE of the ways below: `LLAMA_VOCAB_PRE_TYPE_*` of llama.cpp's src/llama-vocab.cpp. With
-another tokenizer, a model has no GGUF files.
+All files of the tokenizer are carried as they are. GGUF files can hold SentencePiece's BPE with byte fallback (Gemma,
+Llama 2, Mistral 7B), as scores in the order of its merges; and byte-level BPE, of which they name the way in which text
+is split, one of those below: `LLAMA_VOCAB_PRE_TYPE_*` of llama.cpp's src/llama-vocab.cpp. With another tokenizer, a
+model has no GGUF files.
 
     llama-bpe   Llama 3, SmolLM3, LFM2: numbers of up to three digits; whole words first (ignore_merges)
     dbrx        Granite 4: the same, without whole words first
@@ -20,6 +21,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -28,7 +30,8 @@ from tokenizers import Tokenizer
 from nas.core.canonical import content_hash
 from nas.core.downloads import download_problem
 from nas.core.errors import InvalidInput, Unsupported
-from nas.measure.runtimes.base import Purpose, Vocabulary
+from nas.measure.runtimes.base import Pieces, Purpose, Vocabulary
+from nas.model.text.bpe import BYTES
 from nas.train.release.templates import DEFAULT, TURN, rendered
 from nas.train.release.tokenizer import (
     Marks,
@@ -54,6 +57,9 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """Usual names of the token behind a document. A model that answers in turns names another one as its end."""
 
 _CONTRACTIONS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
+BLANK = "\u2581"
+"""Mark of a blank in the tokens of SentencePiece."""
+_BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(BYTES))
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -228,17 +234,33 @@ class ModelTokenizer(MemberTokenizer):
         if problem := self._gguf_problem(about):
             raise Unsupported(f"GGUF files cannot hold the tokenizer: {problem}")
         texts = {i: text for text, i in self.tokenizer.get_vocab(with_added_tokens=True).items()}
-        added = self.tokenizer.get_added_tokens_decoder()
+        decoder = self.tokenizer.get_added_tokens_decoder()
+        added = frozenset(i for i, token in decoder.items() if not token.special)
+        pieces = self._pieces(about, rows) if _of_pieces(about) else None
+        if pieces is not None:  # these are found in the text as it is, and blanks are marked afterwards
+            texts |= {i: texts[i].replace(BLANK, " ") for i in added}
         return Vocabulary(
             tokens=tuple(texts.get(i, f"[PAD{i}]") for i in range(rows)),
-            special=frozenset(i for i, token in added.items() if token.special),
+            special=frozenset(i for i, token in decoder.items() if token.special),
             unused=frozenset(range(rows)) - texts.keys(),
-            merges=merges_of(about),
+            merges=() if pieces else merges_of(about),
             ids=self.ids(),
             chat_template=self.chat_template,
-            pre_tokenizer=_pre_tokenizer(about) or "",
+            pre_tokenizer=(_pre_tokenizer(about) or "") if pieces is None else "default",
             starts_texts=bool(self._around[0]),
-            added=frozenset(i for i, token in added.items() if not token.special),
+            added=added,
+            pieces=pieces,
+        )
+
+    def _pieces(self, about: Mapping[str, Any], rows: int) -> Pieces:
+        scores, ids = _scores(about), about["model"]["vocab"]
+        assert scores is not None, "there is no problem"
+        by_id = {ids[token]: score for token, score in scores.items()}
+        return Pieces(
+            scores=tuple(by_id.get(i, float(-len(scores) - i)) for i in range(rows)),
+            bytes=frozenset(ids[token] for token in _BYTE_TOKENS),
+            unknown=ids.get(about["model"].get("unk_token")),
+            prefix=bool(_prefix(about)),
         )
 
     def files(self, context: int) -> Iterator[tuple[str, bytes]]:
@@ -274,14 +296,8 @@ class ModelTokenizer(MemberTokenizer):
 
     def _gguf_problem(self, about: Mapping[str, Any]) -> str | None:
         """Returns why llama.cpp would give other tokens; None: it gives the same."""
-        if problem := kind_problem(about):
+        if problem := _pieces_problem(about) if _of_pieces(about) else self._byte_level_problem(about):
             return problem
-        if about["model"].get("unk_token") is not None and bytes_problem(self.tokenizer, about):
-            return "bytes without a token become its token for what is unknown"
-        if about.get("normalizer") not in (None, {"type": "NFC"}):
-            return f"text is changed before it is split ({about['normalizer'].get('type')})"
-        if _pre_tokenizer(about) is None:
-            return "none of llama.cpp's pre-tokenizers that are known here splits text in this way"
         before, behind = self._around
         if len(before) > 1 or behind:
             return "a text gets more than one token in front"
@@ -291,6 +307,66 @@ class ModelTokenizer(MemberTokenizer):
             if token.lstrip or token.rstrip or token.single_word
         ]
         return f"tokens that take blanks beside them ({', '.join(stripped[:3])})" if stripped else None
+
+    def _byte_level_problem(self, about: Mapping[str, Any]) -> str | None:
+        if problem := kind_problem(about):
+            return problem
+        if about["model"].get("unk_token") is not None and bytes_problem(self.tokenizer, about):
+            return "bytes without a token become its token for what is unknown"
+        if about.get("normalizer") not in (None, {"type": "NFC"}):
+            return f"text is changed before it is split ({about['normalizer'].get('type')})"
+        if _pre_tokenizer(about) is None:
+            return "none of llama.cpp's pre-tokenizers that are known here splits text in this way"
+        return None
+
+
+def _of_pieces(about: Mapping[str, Any]) -> bool:
+    """Returns whether a tokenizer.json is of BPE of characters, with bytes for those without a token."""
+    return bool(about["model"].get("type") == "BPE" and about["model"].get("byte_fallback"))
+
+
+def _pieces_problem(about: Mapping[str, Any]) -> str | None:
+    model = about["model"]
+    if missing := [token for token in _BYTE_TOKENS if token not in model["vocab"]]:
+        return f"{len(missing)} of {BYTES} bytes have no token"
+    if _prefix(about) is None:
+        return "text is changed or split before BPE in another way than by SentencePiece"
+    if model.get("ignore_merges") or _scores(about) is None:
+        return "no scores of tokens give the order in which its BPE joins them"
+    return None
+
+
+def _prefix(about: Mapping[str, Any]) -> bool | None:
+    """Returns whether a blank is put in front of a text, and all are marked; None: it is prepared in another way."""
+    normalizer, splitting = about.get("normalizer"), about.get("pre_tokenizer")
+    changes = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+    if splitting is not None and splitting["type"] == "Metaspace":
+        marks = not changes and splitting["replacement"] == BLANK and not splitting.get("split", True)
+        return splitting.get("prepend_scheme") != "never" if marks else None
+    if splitting is not None and (splitting["type"], splitting.get("pattern")) != ("Split", {"String": " "}):
+        return None  # a split at blanks has none left to split at
+    marked = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
+    forms = {True: [{"type": "Prepend", "prepend": BLANK}, marked], False: [marked]}
+    return next((prefix for prefix, form in forms.items() if changes == form), None)
+
+
+def _scores(about: Mapping[str, Any]) -> dict[str, float] | None:
+    """Returns token -> score of what merges join, greatest first; None: no scores give their order.
+
+    SentencePiece joins any two tokens that are one together, the one of the greatest score first. So all pairs of a
+    token must be merges, one after another.
+    """
+    added = {token["content"] for token in about["added_tokens"]}
+    pairs = [tuple(merge.split(" ")) for merge in merges_of(about)]
+    joined = [token for token in map("".join, pairs) if token not in added]
+    scores = {token: float(-place) for place, token in enumerate(dict.fromkeys(joined))}
+    if len([*groupby(joined)]) > len(scores):
+        return None
+    normal, merges = about["model"]["vocab"].keys() - added - set(_BYTE_TOKENS), set(pairs)
+    splits = ((token[:at], token[at:]) for token in normal for at in range(1, len(token)))
+    if any(first in normal and second in normal and (first, second) not in merges for first, second in splits):
+        return None
+    return scores
 
 
 def _pre_tokenizer(about: Mapping[str, Any]) -> str | None:
