@@ -159,6 +159,9 @@ PLANTED_QWEN_STOCK = Layout.parse(
 """A layout for `QWEN_STOCK_FAULTS`."""
 PLANTED_LONG = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0,rope_dim=32,rope_long=64)*2]")
 """A layout for `LONG_FAULTS`."""
+_NO_POSITIONS = "A4/2(qk_norm=0,rope_theta=100)*3 A4/2(qk_norm=0,rope_theta=0)"
+PLANTED_SMOLLM3 = Layout.parse(f"d256 v512 ffn=swiglu:512 [{_NO_POSITIONS}]")
+"""A layout for `SMOLLM3_FAULTS`."""
 PLANTED_FALCON = Layout.parse("d256 v512 ffn=swiglu:512 [M16(heads=6,inner=192,norm=0)&A8/4(qk_norm=0)]")
 """A layout for `FALCON_FAULTS`."""
 PLANTED_BESIDE = Layout.parse(
@@ -510,6 +513,11 @@ LONG_FAULTS = (
     Fault("divisors of other pairs", _roll("rope_long.weight", 1)),
 )
 """For layouts like `PLANTED_LONG`: RoPE's angles divided by numbers of the file, in texts beyond a length by others."""
+SMOLLM3_FAULTS = (
+    Fault("positions in every layer", layout=("rope_theta=0)", "rope_theta=100)")),
+    Fault("another base", layout=("rope_theta=100)", "rope_theta=5000)")),
+)
+"""For layouts like `PLANTED_SMOLLM3`: every fourth layer without positions."""
 FALCON_FAULTS = (
     Fault("attention missing", layout=("&A8/4(qk_norm=0)", "")),
     Fault("a norm behind the gate", layout=(",norm=0", "")),
@@ -555,6 +563,7 @@ PLANTS = (
     (PLANTED_PARTS, PART_FAULTS),
     (PLANTED_LAYERS, LAYER_FAULTS),
     (PLANTED_BIASES, BIAS_FAULTS),
+    (PLANTED_SMOLLM3, SMOLLM3_FAULTS),
     (PLANTED_SCALING, SCALING_FAULTS),
     (PLANTED_YARN, YARN_FAULTS),
     (PLANTED_LINEAR, LINEAR_FAULTS),

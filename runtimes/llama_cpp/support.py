@@ -133,12 +133,17 @@ def _stock_architecture(layout: Layout) -> str | None:
     if not attention or not dense:
         return None
     arch = _FORMS.get((dense[0].kind, layout.norms, _qk_norm(attention[0]), _biased(attention)))
-    longer = any(block.int("rope_dim") or block.int("rope_long") for block in attention)
-    return PHI3 if arch == "llama" and longer else arch
+    if arch != "llama":
+        return arch
+    if any(block.int("rope_dim") or block.int("rope_long") for block in attention):
+        return PHI3
+    return _SMOLLM3 if any(not block.get("rope_theta") for block in attention) else arch
 
 
 PHI3 = "phi3"
 """That of Llama's form with RoPE on a part of a head, or with two sets of divisors of its angles."""
+_SMOLLM3, _SMOLLM3_PERIOD = "smollm3", 4
+"""That of Llama's form with every fourth layer without positions."""
 FALCON_H1, QWEN35 = "falcon-h1", "qwen35"
 _RECURRENT = {FALCON_H1: "mamba2", QWEN35: "gdn"}
 """Those with another mixer than attention and short convolutions."""
@@ -163,7 +168,7 @@ WINDOWED = ("gemma2", "gemma3", "olmo2")
 """Those with windows in some layers."""
 SCALED = ("gemma", "gemma2", "gemma3")
 """Those whose graph multiplies the embedding by the root of the width."""
-PAIRED = ("llama", "arcee")
+PAIRED = ("llama", "arcee", _SMOLLM3)
 """Those whose RoPE turns neighbouring numbers."""
 FACTORED = ("llama", "arcee", "exaone4")
 """Those that read factors of RoPE's frequencies from the file."""
@@ -216,7 +221,12 @@ def _attention_rules(attention: list[Block], arch: str | None) -> Iterable[str]:
     yield from one_per_model("head count", attention, lambda block: block.int("heads"))
     yield from one_per_model("head size", attention, lambda block: block.int("head_dim"))
     yield from one_per_model("choice of QK-norm", attention, _qk_norm)
-    if any(not block.get("rope_theta") for block in attention):
+    turned = [bool(block.get("rope_theta")) for block in attention]
+    if arch == _SMOLLM3:
+        if turned != [place % _SMOLLM3_PERIOD < _SMOLLM3_PERIOD - 1 for place in range(len(turned))]:
+            yield "attention without positions: smollm3 has it in every fourth layer"
+        attention = [block for block in attention if block.get("rope_theta")]
+    elif not all(turned):
         yield "attention without positions: stock architectures always turn queries and keys"
     yield from one_per_model("choice of biases", attention, lambda block: block.get("qkv_bias"))
     full, windows = of_kind(attention, "gqa"), of_kind(attention, "swa")

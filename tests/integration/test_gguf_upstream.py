@@ -82,7 +82,7 @@ TYPES = (
 )
 WRITTEN = (
     *("llama", "llama-scaled", "qwen2", "qwen3", "qwen3-linear", "lfm2", "phi3-partial", "falcon_h1"),
-    *("falcon_h1-normed", "qwen3.5"),
+    *("falcon_h1-normed", "qwen3.5", "smollm3"),
 )
 """Types whose files are compared with those of the converter."""
 READ = ("arcee", "exaone4", "granite-moe", "llama-scaled", "lfm2-moe", "olmo3", "phi3", "qwen2")
