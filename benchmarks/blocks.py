@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.lines import read_lines
 from benchmarks.page import fill, table
 from benchmarks.runs import digits, exported, say
 from nas.core.block import Block
@@ -308,8 +309,7 @@ def main() -> None:
 
 def recorded(name: str) -> list[Row]:
     """Returns the results of a file, first to last."""
-    path = RECORDED / f"{name}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_lines(RECORDED / f"{name}.jsonl")
 
 
 def record(name: str, rows: Iterable[Row]) -> None:

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from runs import DEADLINE_S, MIXED_350M, built, layout_called, print_json, runtime_option, say
+from runs import DEADLINE_S, MIXED_350M, Files, built, layout_called, print_json, runtime_option, say
 
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
-from nas.core.plan import PlanFile, RawRun, Runner
+from nas.core.plan import RawRun, Runner
 from nas.core.workload import Workload
 from nas.measure.devices.agent.run_plan import Observer, execute, prepare
 from nas.measure.devices.transports.local import LocalTransport
@@ -58,17 +58,6 @@ class Phases:
     def seconds(self) -> float:
         """Of all phases."""
         return sum(row["seconds"] for row in self.rows.values())
-
-
-@dataclass
-class Files:
-    """What has been made, by content: the source that devices fetch from."""
-
-    paths: dict[str, Path] = field(default_factory=dict)
-
-    def fetch(self, file: PlanFile) -> Path:
-        """See `nas.measure.devices.agent.run_plan.FileSource`."""
-        return self.paths[file.sha256]
 
 
 def main() -> None:

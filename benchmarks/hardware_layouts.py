@@ -23,13 +23,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from runs import DEADLINE_S, say
+from runs import DEADLINE_S, Files, say
 
 from nas.core import paths
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
-from nas.core.plan import Plan, PlanFile, Round
+from nas.core.plan import Plan, Round
 from nas.core.stats import quantile
 from nas.core.workload import Workload
 from nas.measure.devices.agent.run_plan import Observer, run_round
@@ -73,17 +73,6 @@ class Row:
     """Of other processes, in cores."""
 
 
-@dataclass
-class Files:
-    """Files of plans: content -> path."""
-
-    files: dict[str, Path]
-
-    def fetch(self, file: PlanFile) -> Path:
-        """See `FileSource`."""
-        return self.known[file.sha256]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layouts", type=int, default=60, help="only in an empty folder: how many to draw")
@@ -118,11 +107,11 @@ class Bench:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._transport = LocalTransport(paths.cache() / "hardware-benchmark")
-        self._files = Files({})
+        self._files = Files()
         self._builds = {runtime.name: runtime.build(log=say, patched=runtime is LLAMA_CPP) for runtime in RUNTIMES}
         for build in self._builds.values():
             for name, file in build.runner.files.items():
-                self._files.known[file.sha256] = build.folder / name
+                self._files.paths[file.sha256] = build.folder / name
         self._references = {
             key: plan
             for runtime in RUNTIMES
@@ -174,7 +163,7 @@ class Bench:
     def _plans(self, runtime: Runtime, layout: Layout, name: str, workload: Workload) -> Plans:
         path = self._scratch / f"{name}-{runtime.name}"
         artifact = runtime.export(layout, runtime.quantisations[0], RandomWeights(), path)
-        self._files.known[artifact.sha256] = path
+        self._files.paths[artifact.sha256] = path
         runner = self._builds[runtime.name].runner
         return {
             (runtime.name, threads): runtime.plan(

@@ -190,13 +190,13 @@ def victims(launch: psutil.Popen, kind: str) -> list[psutil.Process]:
     """Returns processes of one kind below the launch, or the launch itself."""
     if kind == "launch":
         return [launch]
-    problems = []
+    processes = []
     with contextlib.suppress(psutil.Error):
         for process in launch.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if kind_of(process.cmdline()) == kind:
-                    problems.append(process)
-    return problems
+                    processes.append(process)
+    return processes
 
 
 def kind_of(argv: list[str]) -> str | None:
@@ -211,13 +211,13 @@ def kind_of(argv: list[str]) -> str | None:
 
 def family_of(home: Path) -> list[psutil.Process]:
     """Returns every other process that uses this home, by its environment or its files."""
-    problems = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             ours = process.environ().get("NAS_HOME") == str(home) or str(home) in " ".join(process.cmdline())
             if ours and process.pid != os.getpid():
-                problems.append(process)
-    return problems
+                processes.append(process)
+    return processes
 
 
 @contextlib.contextmanager

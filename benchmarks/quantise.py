@@ -39,6 +39,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from scipy.stats import kendalltau
 
+from benchmarks.page import fill, table
 from nas.core.canonical import sha256_of
 from nas.core.limit import Limit
 from nas.core.workload import Workload
@@ -49,10 +50,6 @@ from nas.train.adapt.checkpoints import import_model
 from nas.train.adapt.made_types import MadeTypes
 from nas.train.adapt.quantise import SOURCE, TYPES, Quantiser, QuantiseRequest
 from nas.train.release.found_tokenizer import found_tokenizer
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.page import fill, table
 from tests.support.smollm2 import fetch_smollm2
 
 BLOCK, LEVELS = 32, 15

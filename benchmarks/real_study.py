@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.page import fill
+from benchmarks.runs import say
 from benchmarks.search.recorded import Recorded, load, recorded, write
 from benchmarks.study.campaign import Campaign
 from benchmarks.study.figures import figures
@@ -28,10 +29,6 @@ from nas.search.analysis.report import study_report
 
 SPACE = "lfm2-study"
 TABLE = Path("benchmarks/recorded/real-study.json.gz")
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def collected(run: Campaign, planned: Iterable[Terms]) -> list[Recorded]:

@@ -33,13 +33,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.page import fill, table
 from nas.train.retrieval.data import read_documents, read_judgements
 from nas.train.retrieval.gguf import open_encoder
 from nas.train.retrieval.index import Index, build_index
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.page import fill, table
 
 Row = tuple[str, str, str]
 RECORDED = Path(__file__).parent / "recorded"

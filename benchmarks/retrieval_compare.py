@@ -25,7 +25,6 @@ import argparse
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -37,8 +36,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.adapt_real import unpacked
 from benchmarks.page import fill, table
@@ -104,10 +101,9 @@ def main() -> None:
         "bi-encoder": once(folder / "bi.json", lambda: by_bi_encoder(folder)),
         f"late interaction, distilled on {TAUGHT} queries": once(folder / "taught.json", lambda: distilled(folder)),
     }
-    record = json.loads(recorded.read_text()) | {
-        "searches": searches,
-        "throughput": once(folder / "throughput.json", throughput),
-    }
+    record = json.loads(recorded.read_text())
+    record["searches"] = searches = record["searches"] | searches
+    record["throughput"] = once(folder / "throughput.json", throughput)
     if options.smollm2:
         searches["late interaction, SmolLM2-135M"] = once(folder / "smol.json", lambda: by_smollm2(folder))
         record["others"] = {name: once(folder / f"{name}.json", lambda: elsewhere(folder, name)) for name in OTHERS}  # noqa: B023

@@ -12,13 +12,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
+from nas.core.plan import PlanFile
 from nas.core.published import LFM2
 from nas.core.workload import Workload
 from nas.measure.runtimes import RUNTIMES
@@ -52,6 +53,17 @@ class Model:
         """
         plan = self.runtime.plan(self.artifact, self.build.runner, workload, DEADLINE_S)
         return self.runtime.parse(run_plan(plan, self.build.folder, {"model": self.file}))
+
+
+@dataclass
+class Files:
+    """What has been made, by content: the source that devices fetch from."""
+
+    paths: dict[str, Path] = field(default_factory=dict)
+
+    def fetch(self, file: PlanFile) -> Path:
+        """See `nas.measure.devices.agent.run_plan.FileSource`."""
+        return self.paths[file.sha256]
 
 
 def ended_or_killed(process: BaseProcess, moment: float, deadline_s: float) -> bool:

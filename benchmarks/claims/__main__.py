@@ -1,6 +1,6 @@
 """How often what hilnas states of a study is so, over simulated studies of known truth.
 
-    python -m benchmarks.claims [--studies 400] [--json] [--page docs/measured/claims.md] [--only headline]
+    python -m benchmarks.claims [--studies 400] [--json] [--page docs/measured/claims.md] [--only null]
 
 The figures and scores are made up, with noise of known size; everything after them is the product's own code.
 """

@@ -59,7 +59,7 @@ def budget_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
             SearchSpace,
             SimpleNamespace(budgets=[budget], targets=[("local", KEY.runtime)], labels=lambda _: [KEY.runtime]),
         )
-        stated, kept, held, early = [], [], [], []
+        stated, kept, held = [], [], []
         for _ in range(4 * studies):
             true = 0.9 * TRUE * math.exp(rng.uniform(-0.25, 0.25))
             figures = {KEY: {"decode_p50": world.figure(math.log(true))}}
@@ -68,8 +68,6 @@ def budget_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
             stated.append(_known(check.chance))
             kept.append(true <= 0.9 * TRUE)
             held.append(_interval_holds(check, true if what == "absolute" else true * check.limit / (0.9 * TRUE)))
-            if check.verdict in ("feasible", "infeasible") and abs(math.log(true / (0.9 * TRUE))) < 0.01:
-                early.append((check.verdict == "feasible") != (true <= 0.9 * TRUE))
         yield from calibration("budget: chance that it is kept", f"{what} limit", stated, kept)
         yield share("budget: interval of the value", f"{what} limit", 0.95, held)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-import sys
 import time
 import traceback
 from collections import Counter
@@ -16,6 +15,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
+
+from runs import say
 
 from faults.disturbances import Disturbances
 from faults.journal import Journal, Line
@@ -208,8 +209,3 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
     p90 = ordered[math.ceil(0.9 * len(ordered)) - 1]
     return {"median": round(statistics.median(ordered), 1), "p90": round(p90, 1), "max": round(ordered[-1], 1)}
-
-
-def say(line: str) -> None:
-    """Prints progress to stderr."""
-    print(line, file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.page import fill, markdown
-from benchmarks.quality.reliability import effective_dimension
+from benchmarks.quality.groups import effective_dimension
 from nas.infra.store.store import Store
 from nas.search.analysis.archive import import_study
 from nas.search.analysis.report import study_report

@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Any, Literal
 
+from benchmarks.lines import read_lines
 from benchmarks.page import fill, markdown
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
@@ -452,17 +453,8 @@ def train_missing(todo: Mapping[str, tuple[str, TrainJob]], path: Path, minutes:
 
 
 def recorded(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns result key -> recorded line; a line that a kill cut off is left out."""
-    if not path.exists():
-        return {}
-    rows = {}
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        rows[row["key"]] = row
-    return rows
+    """Returns result key -> recorded line."""
+    return {row["key"]: row for row in read_lines(path)}
 
 
 @dataclass(frozen=True)

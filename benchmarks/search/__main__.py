@@ -13,6 +13,7 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks.runs import say
 from benchmarks.search import fidelity, models
 from benchmarks.search.problems import FAMILY
 from benchmarks.search.recorded import load, table
@@ -28,10 +29,6 @@ MARKS = (50, 100, 200)
 OURS = "ehvi"
 _ASKED_FOR = ("gp", "oracle")
 """Engines that run only where they are named."""
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def run(args: argparse.Namespace) -> int:

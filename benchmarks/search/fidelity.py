@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lines import read_lines
 from benchmarks.search.problems import Problem
 from benchmarks.search.report import interval
 from benchmarks.search.rung_study import POLICIES, Study
@@ -31,7 +32,7 @@ def compare(
     say: Any,
 ) -> dict[str, Any]:
     """Runs every policy on every instance."""
-    rows = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
+    rows = read_lines(out) if out else []
     rows = [row for row in rows if (row["engine"], row["longer"]) == (engine, longer)]
     done = {(row["problem"], row["seed"], row["policy"]) for row in rows}
     for seed in seeds:

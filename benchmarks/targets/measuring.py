@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lines import read_lines
 from benchmarks.runs import say
 from nas.core.canonical import content_hash
 from nas.core.device import Device
@@ -201,14 +202,8 @@ async def _run(
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """Returns the measurements of a folder; a line that a kill cut off is left out."""
-    path = folder / "measurements.jsonl"
-    if not path.exists():
-        return []
-    text = path.read_text()
-    if text and not text.endswith("\n"):  # so that the next line begins a new one
-        path.write_text(text := text[: text.rfind("\n") + 1])
-    return [json.loads(line) for line in text.splitlines()]
+    """Returns the measurements of a folder."""
+    return read_lines(folder / "measurements.jsonl")
 
 
 def attach(address: str) -> None:

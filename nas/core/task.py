@@ -173,6 +173,7 @@ TASKS: Registry[type[Task]] = Registry(
         "noisyrecall": "nas.search.proxy.tasks.noisyrecall:NoisyRecall",
         "automata": "nas.search.proxy.tasks.automata:Automata",
         "knowledge": "nas.search.proxy.tasks.knowledge:Knowledge",
+        "arithmetic": "nas.search.proxy.tasks.arithmetic:Arithmetic",
         "boundfacts": "nas.search.proxy.tasks.boundfacts:BoundFacts",
         "wordproblem": "nas.search.proxy.tasks.wordproblem:WordProblem",
         "pictures": "nas.search.proxy.tasks.pictures:Pictures",

@@ -46,6 +46,11 @@ class TestKnowledge(TaskContract):
     difficulties = ({}, {"facts": 96, "fields": 1, "values": 8, "length": 12})
 
 
+class TestArithmetic(TaskContract):
+    name = "arithmetic"
+    difficulties = ({}, {"digits": 1, "base": 2, "length": 5}, {"digits": 4, "base": 5, "length": 28})
+
+
 class TestWordProblem(TaskContract):
     name = "wordproblem"
     difficulties = ({"length": 32}, {"points": 5, "even": True, "length": 16})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.quality.reliability import effective_dimension, summary
+from benchmarks.quality.groups import effective_dimension
 from nas.search.analysis.reliability import part_reliability, reliability
 
 
@@ -21,22 +21,6 @@ def test_reliability_is_0_where_noise_explains_everything_and_null_for_too_few()
     assert reliability([1.0, 1.1, 0.9], [0.2] * 3) == 0.0
     assert reliability([1.0, 1.0, 1.0], [0.0] * 3) == 0.0
     assert reliability([1.0, 2.0], [0.1] * 2) is None
-
-
-def test_the_benchmark_separates_signal_from_noise() -> None:
-    rng = np.random.default_rng(1)
-    rows = [
-        {
-            "evaluation": "mqar", "layout": str(layout), "seed": seed, "cpu_seconds": 2.0,
-            "scores": {"task/mqar": 0.5 * level + 0.1 * rng.normal() + shift},
-        }
-        for layout, level in enumerate(rng.normal(size=60))
-        for seed, shift in enumerate((0.0, 3.0, -2.0))
-    ]  # fmt: skip
-    (found,), _ = summary(rows)
-    assert found["signal"] == pytest.approx(0.5, abs=0.12)
-    assert found["noise"] == pytest.approx(0.1, abs=0.02)
-    assert (found["layouts"], found["seeds"], found["cpu_s"]) == (60, 3, 2.0)
 
 
 def test_evaluations_that_order_alike_have_one_dimension() -> None:

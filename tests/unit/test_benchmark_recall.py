@@ -4,8 +4,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.quality import recall_price
+from benchmarks.quality.groups import SUITES, Suite
+from benchmarks.quality.groups import report as report_of_groups
 from benchmarks.quality.recall import GROUP, SEEDS, TASK, jobs, layouts, table
+from nas.core.layout import Layout
+from nas.search.spaces import load_space
+from nas.search.study.check import support_filter
 
 PUBLISHED, ATTENTION = "d64 v256 ffn=swiglu:64 [C3 A4/2]", "d64 v256 ffn=swiglu:64 [A4/2*2]"
 FRONT = ["d64 v256 ffn=swiglu:64 [C3*2 A4/2]", "d64 v256 ffn=swiglu:96 [C3 A4/2]", "d64 v256 ffn=swiglu:64 [A4/2 C3]"]
@@ -48,14 +52,43 @@ def test_without_the_published_reference_there_is_no_table() -> None:
     assert "not trained yet" in table(report(), STEPS, trained(dict.fromkeys(FRONT, 1.0)))
 
 
+def rows(suite: Suite, name: str, of_layouts: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
+    """Trainings of a group by layout, each seed with the same scores."""
+    return {
+        job.key: {"seed": job.seed, "scores": scores, "cpu_seconds": 3.0}
+        for layout, scores in of_layouts.items()
+        for job in suite.jobs(name, layout)
+    }
+
+
 def test_the_price_of_recall_is_of_the_candidates_that_climb_and_its_scores_are_of_the_layouts_that_are_trained() -> (
     None
 ):
-    assert recall_price.prices("automata, 300 x 8") == pytest.approx((1 + 0.25 * 2 * 600 / 450, 2.0))
-    rows = {
-        job.key: {"seed": job.seed, "scores": {GROUP: score}}
-        for layout, score in (("published", 2.0), ("one, first", 1.0), ("two", 3.0))
-        for job in recall_price.jobs("automata, 200 x 4", layout)
+    suite = SUITES["lfm2"]
+    assert suite.prices("automata, 300 x 8") == pytest.approx((1 + 0.25 * 2 * 600 / 450, 2.0))
+    trained = {"published": {GROUP: 2.0}, "one, first": {GROUP: 1.0}, "two": {GROUP: 3.0}}
+    text = report_of_groups(suite, rows(suite, "automata, 200 x 4", trained))
+    (row,) = (line for line in text.splitlines() if line.startswith("| automata"))
+    assert (
+        row == "| automata, 200 x 4 | 2.00 | 1.79 | - | - | 1.50 | 0.50 | - | - | - | 0.50 | 0.00 | 1.22 | 1.33 | 3 |"
+    )
+    assert "Effective dimension: 1.0." in text
+
+
+def test_each_domain_of_text_is_a_group_and_has_no_price() -> None:
+    suite = SUITES["mixers"]
+    scores = {
+        layout: {"lm/code": 2.0 + number, "lm/prose": 2.0, "lm/code.rest": 9.0}
+        for number, layout in enumerate(("published", "mLSTM"))
     }
-    (row,) = (line for line in recall_price.report(rows).splitlines() if line.startswith("| automata"))
-    assert row == "| automata, 200 x 4 | 2.00 | - | - | 1.50 | 0.50 | - | - | - | 0.50 | 0.00 | 1.22 | 1.33 |"
+    lines = report_of_groups(suite, rows(suite, "text", scores)).splitlines()
+    assert [line.partition(" | ")[0] for line in lines[2:]] == ["| text: code", "| text: prose"]
+    assert lines[2].endswith("| 1.50 | 0.35 | 0.00 | - | - | 3 |")
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
+def test_layouts_of_groups_run_on_the_runtime_and_each_training_is_another(suite: Suite) -> None:
+    carried = support_filter(load_space(suite.base))
+    assert all(carried(Layout.parse(layout)) for layout in suite.layouts.values())
+    keys = [job.key for name in suite.groups for layout in suite.layouts for job in suite.jobs(name, layout)]
+    assert len(set(keys)) == len(keys) == len(SEEDS) * len(suite.groups) * len(suite.layouts)
