@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,10 @@ TYPES = (
     "qwen2",
     "qwen3",
     "smollm3",
+    "glm4",
     "granite",
+    "granite-hybrid",
+    "granite-hybrid-moe",
     "lfm2",
     "lfm2-moe",
     "mixtral",
@@ -129,13 +133,20 @@ def converter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def model_with_tokenizer(folder: Path, name: str) -> Path:
     """Writes a model of the family `name` with a tokenizer, in a folder of transformers."""
-    path = write_model_tokenizer(folder, FORMS["qwen3"], [TEXT], 280)
+    form = FORMS["qwen3"]
+    if name == "glm4":  # of which the converter wants the token by name
+        form = replace(form, special=[*form.special, "<|user|>"])
+    path = write_model_tokenizer(folder, form, [TEXT], 280)
     config = {**FAMILIES[name], **SAID_BY_GGUF.get(name, {}), "vocab_size": 288, "eos_token_id": 282}
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "config.json"}
     save_theirs(folder, config)
     for file, content in before.items():
         (folder / file).write_bytes(content)
     assert path.is_file()
+    if name.startswith("granite-hybrid"):  # as released: transformers 5 writes other words than the converter reads
+        saved = (folder / "config.json").read_text()
+        saved = saved.replace('"linear_attention"', '"mamba"').replace('"full_attention"', '"attention"')
+        (folder / "config.json").write_text(saved)
     if name.startswith("phi3"):  # of which the converter knows SentencePiece and Phi-4's tokenizer
         settings = folder / "tokenizer_config.json"
         settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}))
@@ -156,7 +167,8 @@ def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -
     tokenizer = found_tokenizer(tmp_path / "theirs.gguf").tokenizer
     original = read_model_tokenizer(folder / "tokenizer.json")
     assert tokenizer.tokenizer.encode(TEXT).ids == original.tokenizer.encode(TEXT).ids
-    assert tokenizer.chat_templates == original.chat_templates and tokenizer.ends == original.ends
+    assert tokenizer.chat_templates == original.chat_templates
+    assert tokenizer.ends == original.ends or name == "glm4", "of which the converter names the ends itself"
 
 
 @pytest.mark.parametrize("name", mostly_exhaustive(WRITTEN, *COMPARED))

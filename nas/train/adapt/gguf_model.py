@@ -5,13 +5,14 @@ converter changes of the weights is undone here:
 
     llama, granite,           Rows of queries and keys, which it orders as llama.cpp's RoPE pairs them.
       granitemoe, smollm3,
-      arcee
+      granitehybrid, arcee
     gemma, gemma2, gemma3     The gains 1 + w of norms.
     lfm2, lfm2moe             The middle axis of convolutions, the name of the bias of experts.
     qwen35                    The gains 1 + w of norms, that axis, -exp of the logarithm of decays, and the order of
                               heads of values.
-    falcon-h1                 That axis, -exp of the logarithm of decays, and the shapes of Mamba-2's other vectors. Its
-                              multipliers remain in the weights.
+    falcon-h1, granitehybrid  That axis, -exp of the logarithm of decays, and the shapes of Mamba-2's other vectors. The
+                              multipliers of Falcon-H1 remain in the weights.
+    granitehybrid             Gates and values of feed-forwards and shared experts are joined.
     experts                   Their gates and values are joined.
     rope_freqs.weight         Factors of Llama 3's scaled RoPE: the constants that give them.
 """
@@ -37,6 +38,8 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FREQUENCIES = "rope_freqs.weight"
 _FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 _JOINED = ".gate_up_proj"
+_SHARED, _SHARED_DOWN = ".shared_mlp.input_linear.weight", ".shared_mlp.output_linear.weight"
+"""Feed-forwards of Granite's hybrids, or their shared experts."""
 _OF_HEADS = (".in_proj_a.weight", ".in_proj_b.weight", ".A_log", ".dt_bias")
 """Tensors of Gated DeltaNet with one row a head."""
 
@@ -165,6 +168,24 @@ def _granite_moe(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def _granite_hybrid(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    counts, inner, width = keys("attention.head_count_kv"), keys("ssm.inner_size"), config.get("hidden_size")
+    if not isinstance(counts, list) or not isinstance(inner, int) or not isinstance(width, int) or inner % width:
+        raise Unsupported("Mamba-2 of no known width, or no list of heads (ssm.inner_size, attention.head_count_kv)")
+    names = {"conv_kernel": "d_conv", "state_size": "d_state", "time_step_rank": "n_heads", "group_count": "n_groups"}
+    return {
+        **{f"mamba_{theirs}": keys(f"ssm.{name}") for name, theirs in names.items()},
+        **_granite(keys, config),
+        "mamba_expand": inner // width,
+        "layer_types": ["full_attention" if count else "linear_attention" for count in counts],
+        "num_key_value_heads": max(counts),
+        "position_embedding_type": "rope" if keys("rope.scaling.finetuned") else None,
+        "num_local_experts": keys("expert_count") or 0,
+        "num_experts_per_tok": keys("expert_used_count"),
+        "shared_intermediate_size": keys("expert_shared_feed_forward_length") or config.get("intermediate_size"),
+    }
+
+
 def _falcon_h1(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     names = {"conv_kernel": "d_conv", "inner_size": "d_ssm", "state_size": "d_state", "time_step_rank": "n_heads"}
     names["group_count"] = "n_groups"
@@ -199,6 +220,7 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "arcee": _Architecture("arcee", paired=True),
     "exaone4": _Architecture("exaone4", _exaone4),
     "falcon-h1": _Architecture("falcon_h1", _falcon_h1),
+    "glm4": _Architecture("glm4"),
     "gemma": _Architecture("gemma", gains=True),
     "gemma2": _Architecture("gemma2", _gemma2, gains=True),
     "gemma3": _Architecture("gemma3_text", _gemma3, gains=True),
@@ -209,6 +231,7 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "qwen3": _Architecture("qwen3"),
     "smollm3": _Architecture("smollm3", lambda keys, config: {"no_rope_layer_interval": 4}, paired=True),
     "granite": _Architecture("granite", _granite, paired=True),
+    "granitehybrid": _Architecture("granitemoehybrid", _granite_hybrid, paired=True),
     "granitemoe": _Architecture("granitemoe", _granite_moe, paired=True),
     "olmoe": _Architecture("olmoe", lambda keys, config: _mixtures(keys, "intermediate_size")),
     "qwen2moe": _Architecture("qwen2_moe", lambda keys, config: _mixtures(keys)),
@@ -270,8 +293,8 @@ class GgufModel(TheirTensors):
         self._names = get_tensor_name_map(number, self.config["num_hidden_layers"])
 
     def __getitem__(self, name: str) -> Tensor:
-        if name.endswith(_JOINED):
-            return torch.cat([self[part] for part in self._parts(name)], 1)
+        if len(parts := self._parts(name)) > 1:
+            return torch.cat([self[part] for part in parts], 1 if name.endswith(_JOINED) else 0)
         values = torch.from_numpy(self._file.values(self._stored(name)))
         if self._arch.paired and name.endswith((".q_proj.weight", ".k_proj.weight")):
             heads = self.config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
@@ -331,12 +354,16 @@ class GgufModel(TheirTensors):
             raise Unsupported(f"has tensors that no block of the layout holds: {few(others)}", where=self.where)
 
     def _parts(self, name: str) -> list[str]:
-        if not name.endswith(_JOINED):
-            return [name]
-        return [f"{name.removesuffix(_JOINED)}.{part}.weight" for part in ("gate_proj", "up_proj")]
+        prefix = name.removesuffix(_JOINED)
+        if name.endswith(_SHARED):
+            shared = ".mlp.shared_expert" if self.config["num_local_experts"] else ".mlp"
+            prefix = name.removesuffix(_SHARED) + shared
+        return [name] if prefix == name else [f"{prefix}.{part}.weight" for part in ("gate_proj", "up_proj")]
 
     def _stored(self, name: str) -> str:
         """Returns the name in the file."""
+        if name.endswith(_SHARED_DOWN) and not self.config["num_local_experts"]:
+            name = name.replace(_SHARED_DOWN, ".mlp.down_proj.weight")
         if name.endswith(".expert_bias"):
             name += ".bias"
         elif name.endswith(".experts.down_proj"):
