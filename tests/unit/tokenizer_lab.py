@@ -22,6 +22,18 @@ def split_by(numbers: str) -> InTurn:
     return InTurn([Split(Regex(pattern), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_DEEPSEEK = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def split_in_turn(*patterns: str) -> InTurn:
+    splits = [Split(Regex(pattern), "isolated") for pattern in patterns]
+    return InTurn([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
 @dataclass(frozen=True)
 class Form:
     """One family's tokenizer."""
@@ -61,6 +73,14 @@ FORMS = {
     ),
     "granite4": Form(
         "dbrx", split_by(r"\p{N}{1,3}"), ["<|end_of_text|>", "<|start_of_role|>"], {"eos_token": "<|end_of_text|>"},
+    ),
+    "deepseek": Form(
+        "deepseek-v3", split_in_turn(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK),
+        ["<eos>"], {"eos_token": "<eos>"},
+    ),
+    "default": Form(
+        "default", split_in_turn(r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"),
+        ["<eos>"], {"eos_token": "<eos>"},
     ),
     "gpt2": Form(
         "gpt-2", ByteLevel(add_prefix_space=False), ["<|endoftext|>"],

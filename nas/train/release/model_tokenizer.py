@@ -13,12 +13,14 @@ model has no GGUF files.
     gpt-4o      Phi-4-mini: the same, with contractions, and numbers of up to three digits
     smollm      SmolLM2, Granite 3: single digits, then GPT-2's expression
     gpt-2       GPT-2's expression
+    deepseek-v3 DeepSeek V3, Hunyuan: numbers of up to three digits, then Chinese and Japanese, then the rest
+    default     where a file names nothing: punctuation, then GPT-2's expression, then numbers of three digits
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -75,44 +77,54 @@ def _in_turn(*parts: _Json) -> _Json:
     return {"type": "Sequence", "pretokenizers": list(parts)}
 
 
-def _split_by(expressions: Iterable[str]) -> list[_Json]:
-    """Returns the pre-tokenizers of expressions."""
+def _split_by(*expressions: str) -> _Json:
+    """Returns the pre-tokenizer that splits by each expression in turn."""
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    return [_in_turn(split | {"pattern": {"Regex": expression}}, _byte_level(False)) for expression in expressions]
+    return _in_turn(*(split | {"pattern": {"Regex": expression}} for expression in expressions), _byte_level(False))
 
 
 def _words_and(numbers: str) -> list[_Json]:
     """Returns the pre-tokenizers of one expression, which is written in two ways."""
-    return _split_by(f"{contractions}|{_WORDS}|{numbers}|{_REST}" for contractions in _CONTRACTIONS)
+    return [_split_by(f"{contractions}|{_WORDS}|{numbers}|{_REST}") for contractions in _CONTRACTIONS]
 
 
 def _by_case(contractions: str, numbers: str) -> list[_Json]:
     upper, lower = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
     words = (rf"[^\r\n\p{{L}}\p{{N}}]?[{upper}]{a}[{lower}]{b}{contractions}" for a, b in ("*+", "+*"))
-    return _split_by(["|".join((*words, numbers, _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1)))])
+    return [_split_by("|".join((*words, numbers, _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1))))]
 
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _MARKED = rf"{_CONTRACTIONS[0]}|{_WORDS}|\p{{N}}|{_REST}".replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(
     r" ?[^\s\p{L}\p{N}]", r" ?[^\s\p{L}\p{M}\p{N}]"
 )
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _KNOWN: list[tuple[list[_Json], Mapping[bool, str]]] = [
     (_words_and(r"\p{N}{1,3}"), {True: "llama-bpe", False: "dbrx"}),
     (_words_and(r"\p{N}"), {False: "qwen2"}),
-    (_split_by([_MARKED]), {False: "qwen35"}),
+    ([_split_by(_MARKED)], {False: "qwen35"}),
     (_by_case("", r"\p{N}"), {True: "tekken"}),
     (_by_case(rf"{_CONTRACTIONS[0]}?", r"\p{N}{1,3}"), {False: "gpt-4o"}),
     ([_in_turn(_DIGITS, _byte_level(True))], {False: "smollm"}),
     ([_byte_level(True)], {False: "gpt-2"}),
+    ([_split_by(*_DEEPSEEK)], {False: "deepseek-v3"}),
+    ([_split_by(r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]")], {False: "default"}),
 ]
 """Pre-tokenizers of tokenizer.json, and ignore_merges -> llama.cpp's name."""
 _ALIKE = {
-    **dict.fromkeys(("llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral", "midm-2.0"), "llama-bpe"),
-    **dict.fromkeys(("smaug-bpe",), "dbrx"),
-    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "stablelm2"), "qwen2"),
-    **dict.fromkeys(("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), "smollm"),
-    **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "mellum", "trillion", "granite-docling"), "gpt-2"),
-    **dict.fromkeys(("llama4", "kanana2"), "gpt-4o"),
+    **dict.fromkeys(("llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "glm4"), "llama-bpe"),
+    **dict.fromkeys(("smaug-bpe", "chatglm-bpe"), "dbrx"),
+    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "stablelm2", "hunyuan", "megrez"), "qwen2"),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), "smollm"),
+    **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "mellum", "trillion", "granite-docling", "exaone4"), "gpt-2"),
+    **dict.fromkeys(("llama4", "kanana2", "minimax-m2"), "gpt-4o"),
+    **dict.fromkeys(("hunyuan-dense", "joyai-llm"), "deepseek-v3"),
 }
 """llama.cpp's other names -> one for the same."""
 
