@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.page import fill, markdown
+from benchmarks.quality.studies import scratch_store
 from nas.infra.store.store import Store
 from nas.search.analysis.archive import import_study, recorded_studies
 from nas.search.analysis.headline import headline
@@ -118,14 +118,10 @@ def headline_rows(name: str, record: StudyRecord) -> Iterator[dict[str, str]]:
 def tables() -> dict[str, str]:
     """Returns the tables of the page."""
     archives, headlines = list[dict[str, str]](), list[dict[str, str]]()
-    with tempfile.TemporaryDirectory(prefix="hilnas-archives-") as folder:
-        store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
-        try:
-            for name, path, record in records(store):
-                archives.append(archive_row(name, path, record))
-                headlines += headline_rows(name, record)
-        finally:
-            store.close()
+    with scratch_store() as store:
+        for name, path, record in records(store):
+            archives.append(archive_row(name, path, record))
+            headlines += headline_rows(name, record)
     return {"archives": markdown(archives), "headlines": markdown(headlines)}
 
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from benchmarks.page import fill, markdown
-from benchmarks.quality.studies import read
-from nas.infra.store.store import Store
+from benchmarks.page import markdown, write_part
+from benchmarks.quality.studies import read, scratch_store
 from nas.search.analysis.snapshot import Snapshots
 from nas.serve.views.study import KindView, kind_views
 
@@ -73,14 +71,10 @@ def text(report: Mapping[str, Any], kinds: Sequence[KindView]) -> str:
 
 def of_archive(archive: Path) -> tuple[str, str]:
     """Returns the name of an archived study, and its part of the page."""
-    with tempfile.TemporaryDirectory(prefix="hilnas-front-") as folder:
-        store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
-        try:
-            report = read(archive, store)
-            with Snapshots(store) as snapshots:
-                return report["study"], text(report, kind_views(snapshots.get(report["study"])))
-        finally:
-            store.close()
+    with scratch_store() as store:
+        report = read(archive, store)
+        with Snapshots(store) as snapshots:
+            return report["study"], text(report, kind_views(snapshots.get(report["study"])))
 
 
 def main() -> None:
@@ -90,10 +84,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="with a place `<!-- NAME -->` of the archive; left out: printed")
     options = parser.parse_args()
     name, written = of_archive(options.archive)
-    if options.page:
-        fill(options.page, name, written)
-    else:
-        print(written, end="")
+    write_part(options.page, name, written)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ import yaml
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from benchmarks.page import fill, table
+from benchmarks.page import table, write_part
 from benchmarks.quality.calibration import last_rung
 from benchmarks.quality.truth import recorded as trainings
 from benchmarks.quality.truth import train_missing
@@ -480,10 +480,7 @@ def main() -> int:
                 confirmed = [study for study in studies if study["side"] == CONFIRMED]
                 studies = [*collected(campaigns, planned(studies)), *confirmed]
             text = report(studies, trainings(trainings_of(options.table)).values())
-            if options.page:
-                fill(options.page, "mixers", text)
-            else:
-                print(text)
+            write_part(options.page, "mixers", text)
     except NasError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -19,6 +19,11 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
     return table(list(rows[0]), [[row[name] for name in rows[0]] for row in rows]) if rows else ""
 
 
+def write_part(page: Path | None, name: str, text: str) -> None:
+    """Fills a part of a page; without a page, prints it."""
+    print(text, end="") if page is None else fill(page, name, text)
+
+
 def fill(page: Path, name: str, text: str) -> None:
     """Replaces what stands between `<!-- NAME -->` and the next `<!-- end -->` of a page."""
     head, begin, rest = page.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")

@@ -50,8 +50,8 @@ class Session(Protocol):
         """Returns logits [T, V] after the next tokens of the sequence: of all of them, or of the last one only."""
         ...
 
-    def reset(self) -> None:
-        """Begins another sequence."""
+    def begin(self, ids: Sequence[int]) -> int:
+        """Begins the sequence `ids`; returns how many of its tokens need not be fed, since they are there: not all."""
         ...
 
 
@@ -236,8 +236,7 @@ def scores(
 
 def _begin(session: Session, chunk: int, ids: Sequence[int]) -> NDArray[np.float64]:
     """Feeds a sequence from its start and returns the logits after it."""
-    session.reset()
-    for start in range(0, len(ids), chunk):
+    for start in range(session.begin(ids), len(ids), chunk):
         logits: NDArray[np.float32] = session.feed(ids[start : start + chunk])
     last: NDArray[np.float64] = logits[-1].astype(np.float64)
     return last

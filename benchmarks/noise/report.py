@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.noise.record import FOLDER, SUBJECTS, sample_of
-from benchmarks.page import fill
+from benchmarks.page import write_part
 from nas.core.measurement import ClockName, Figure, ReferenceTimes, Sample
 from nas.core.stats import Z95, floor
 from nas.measure.protocol.estimator import (
@@ -216,11 +216,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path)
     parser.add_argument("--draws", type=int, default=300)
     options = parser.parse_args()
-    text = table(read_recordings(options.folder), options.draws)
-    if options.page is None:
-        print(text)
-    else:
-        fill(options.page, "noise", text)
+    write_part(options.page, "noise", table(read_recordings(options.folder), options.draws))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.page import fill, markdown
+from benchmarks.page import markdown, write_part
 from benchmarks.quality.truth import recorded, train_missing
 from benchmarks.search.recorded import Recorded, load
 from nas.core.layout import Layout
@@ -436,11 +436,7 @@ def main() -> None:
     elif options.command == "run":
         train_missing(plan.all_jobs(), RECORDED, options.minutes)
     else:
-        text = report(plan, recorded(RECORDED))
-        if options.page:
-            fill(options.page, f"calibration-{options.times}", text)
-        else:
-            print(text, end="")
+        write_part(options.page, f"calibration-{options.times}", report(plan, recorded(RECORDED)))
 
 
 if __name__ == "__main__":

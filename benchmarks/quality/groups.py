@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.page import fill, table
+from benchmarks.page import table, write_part
 from benchmarks.quality.truth import recorded, train_missing
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
@@ -219,10 +219,8 @@ def main() -> None:
             for job in suite.jobs(name, layout)
         }
         train_missing(todo, RECORDED, options.minutes)
-    elif options.page:
-        fill(options.page, f"groups-{options.suite}", report(suite, recorded(RECORDED)))
     else:
-        print(report(suite, recorded(RECORDED)))
+        write_part(options.page, f"groups-{options.suite}", report(suite, recorded(RECORDED)))
 
 
 if __name__ == "__main__":

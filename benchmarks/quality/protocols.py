@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.page import fill, markdown
+from benchmarks.page import markdown, write_part
 from benchmarks.quality.truth import recorded, train_missing
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
@@ -82,10 +82,8 @@ def main() -> None:
     if options.command == "run":
         todo = {job.key: (layout, job) for name, layout in ROWS for job in jobs(name, layout)}
         train_missing(todo, RECORDED, options.minutes)
-    elif options.page:
-        fill(options.page, "protocols", table())
     else:
-        print(table())
+        write_part(options.page, "protocols", table())
 
 
 if __name__ == "__main__":

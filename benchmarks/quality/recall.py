@@ -12,7 +12,6 @@ line of `RECORDED`, under its result key.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.page import fill, markdown
-from benchmarks.quality.studies import FOLDER, read
+from benchmarks.page import markdown, write_part
+from benchmarks.quality.studies import FOLDER, read, scratch_store
 from benchmarks.quality.truth import recorded, train_missing
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
-from nas.infra.store.store import Store
 from nas.model.text.corpus import refer
 from nas.search.proxy.job import TrainJob
 from nas.search.proxy.ladder import rung_jobs
@@ -111,23 +109,15 @@ def main() -> None:
         )
         command.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="hilnas-recall-") as folder:
-        store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
-        try:
-            reports = [read(archive, store) for archive in options.archives]
-        finally:
-            store.close()
+    with scratch_store() as store:
+        reports = [read(archive, store) for archive in options.archives]
     if options.command == "run":
         rows = [row["layout"] for report in reports for row in layouts(report).values()]
         todo = {job.key: (layout, job) for layout in rows for job in jobs(layout, options.steps)}
         train_missing(todo, RECORDED, options.minutes)
         return
     for report in reports:
-        text = table(report, options.steps, recorded(RECORDED))
-        if options.page:
-            fill(options.page, f"recall {report['study']}", text)
-        else:
-            print(text)
+        write_part(options.page, f"recall {report['study']}", table(report, options.steps, recorded(RECORDED)))
 
 
 if __name__ == "__main__":

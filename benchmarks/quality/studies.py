@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.page import fill, markdown
+from benchmarks.page import markdown, write_part
 from benchmarks.quality.groups import effective_dimension
 from nas.infra.store.store import Store
 from nas.search.analysis.archive import import_study
@@ -57,15 +58,18 @@ def study_row(report: Json) -> dict[str, str]:
 
 def table(archives: Sequence[Path]) -> str:
     """Returns a row for each study as Markdown."""
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="hilnas-studies-") as folder:
-        store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
-        try:
-            for archive in archives:
-                rows.append(study_row(read(archive, store)))
-        finally:
-            store.close()
-    return markdown(rows)
+    with scratch_store() as store:
+        return markdown([study_row(read(archive, store)) for archive in archives])
+
+
+@contextmanager
+def scratch_store() -> Iterator[Store]:
+    """Yields an empty store in a temporary folder."""
+    with (
+        tempfile.TemporaryDirectory(prefix="hilnas-studies-") as folder,
+        closing(Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")) as store,
+    ):
+        yield store
 
 
 def _shown(value: float | None, digits: int = 2) -> str:
@@ -78,11 +82,7 @@ def main() -> None:
     parser.add_argument("archives", type=Path, nargs="*")
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
-    text = table(options.archives or sorted(FOLDER.glob("*.jsonl.gz")))
-    if options.page:
-        fill(options.page, "studies", text)
-    else:
-        print(text, end="")
+    write_part(options.page, "studies", table(options.archives or sorted(FOLDER.glob("*.jsonl.gz"))))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from statistics import fmean, stdev, variance
 from typing import Any, Literal
 
 from benchmarks.lines import read_lines
-from benchmarks.page import fill, markdown
+from benchmarks.page import markdown, write_part
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
@@ -381,10 +381,7 @@ def main() -> None:
         run(suite, options.minutes)
         return
     suffix = f"-{options.task_steps}" if options.task_steps > 1 else "-recall" if options.recall else ""
-    if options.page:
-        fill(options.page, "verdicts" + suffix, verdicts(suite))
-    else:
-        print(verdicts(suite))
+    write_part(options.page, "verdicts" + suffix, verdicts(suite))
 
 
 def judged_by_recall(ordering: Ordering) -> Ordering:

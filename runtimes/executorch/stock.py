@@ -38,8 +38,9 @@ class _Session:
         last: NDArray[np.float32] = logits.numpy().copy()
         return last
 
-    def reset(self) -> None:
+    def begin(self, ids: Sequence[int]) -> int:
         self._position = 0
+        return 0
 
 
 if __name__ == "__main__":

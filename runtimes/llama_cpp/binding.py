@@ -21,6 +21,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
@@ -72,6 +73,7 @@ class Session:
         watch: sees every node of the graph, as `ggml_backend_sched_eval_callback` does.
         threads: compute threads.
         vectors: whether it computes vectors of tokens, not logits: of up to `TEXTS_AT_ONCE` sequences together.
+        last: whether it computes the logits of the last of the fed tokens alone.
 
     Raises:
         SystemExit: llama.cpp refuses; the message goes to the process's stderr.
@@ -85,6 +87,7 @@ class Session:
         watch: Watch | None = None,
         threads: int = 1,
         vectors: bool = False,
+        last: bool = False,
     ) -> None:
         import llama_cpp
 
@@ -107,13 +110,14 @@ class Session:
         if not self._context:
             raise SystemExit("no context for this model")
         self._batch: Any = llama_cpp.llama_batch_init(chunk, 0, 1)
-        self._position = 0
+        self._last, self._fed = last, list[int]()
 
     def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Returns the logits [T, V] of the next T tokens of the sequence."""
-        self._decode([(token, self._position + place, 0) for place, token in enumerate(ids)])
-        self._position += len(ids)
-        rows = [self._lib.llama_get_logits_ith(self._context, i) for i in range(len(ids))]
+        """Returns the logits [T, V] of the next T tokens of the sequence, or [1, V] of the last one."""
+        self._decode([(token, len(self._fed) + place, 0) for place, token in enumerate(ids)])
+        self._fed += ids
+        places = range(len(ids) - 1 if self._last else 0, len(ids))
+        rows = [self._lib.llama_get_logits_ith(self._context, i) for i in places]
         return np.stack([np.ctypeslib.as_array(row, shape=(self.vocab,)) for row in rows])
 
     def vectors(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
@@ -147,7 +151,25 @@ class Session:
     def reset(self) -> None:
         """Begins another sequence."""
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
-        self._position = 0
+        self._fed = []
+
+    def begin(self, ids: Sequence[int]) -> int:
+        """Begins the sequence `ids`; returns how many of its first tokens remain of the one before.
+
+        What lies behind them can be taken out of a cache of all tokens, not out of a state, nor out of windows, which
+        have forgotten what was before.
+        """
+        pairs = zip(self._fed, ids[:-1], strict=False)
+        most = min(len(self._fed), len(ids) - 1)
+        alike = next((place for place, (fed, token) in enumerate(pairs) if fed != token), most)
+        if alike < len(self._fed):
+            memory = self._lib.llama_get_memory(self._context)
+            whole = self._lib.llama_memory_seq_pos_min(memory, 0) == 0
+            if not (alike and whole and self._lib.llama_memory_seq_rm(memory, 0, alike, -1)):
+                self.reset()
+                return 0
+        self._fed = self._fed[:alike]
+        return alike
 
     def _parameters(self, length: int, chunk: int, threads: int) -> Any:
         params = self._lib.llama_context_default_params()
@@ -160,14 +182,14 @@ class Session:
         return params
 
     def _decode(self, tokens: Sequence[tuple[int, int, int]]) -> None:
-        """Computes tokens, (id, position, sequence) each, asking for the output of all."""
+        """Computes tokens, (id, position, sequence) each."""
         self._batch.n_tokens = len(tokens)
         for i, (token, position, sequence) in enumerate(tokens):
             self._batch.token[i] = int(token)
             self._batch.pos[i] = position
             self._batch.n_seq_id[i] = 1
             self._batch.seq_id[i][0] = sequence
-            self._batch.logits[i] = 1
+            self._batch.logits[i] = not self._last or i == len(tokens) - 1
         if status := self._lib.llama_decode(self._context, self._batch):
             raise SystemExit(f"llama_decode returned {status}")
 
@@ -305,6 +327,7 @@ def _decode(model: str, prompt: str, tokens: str, temperature: str, seed: str, o
 
 _BYTES = 256
 _CHUNK = 512
+_MOST_THREADS = 8
 
 
 def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.8, seed: int = 0) -> bytes:
@@ -335,7 +358,8 @@ def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.
 
 def _complete(model: str, prompt: str, tokens: str, temperature: str, seed: str, out: str) -> None:
     text = Path(prompt).read_bytes()
-    session, rng = Session(model, len(text) + 2 + int(tokens), _CHUNK), np.random.default_rng(int(seed))
+    length, rng = len(text) + 2 + int(tokens), np.random.default_rng(int(seed))
+    session = Session(model, length, _CHUNK, threads=_threads(), last=True)
     ids, written = session.tokens(text), b""
     if not ids:
         raise SystemExit("the prompt has no tokens")
@@ -358,7 +382,12 @@ def dialogue(model: Path, context: int) -> Dialogue:
 
 
 def _dialogue(model: str, context: str) -> None:
-    serve(Session(model, int(context), _CHUNK), _CHUNK)
+    serve(Session(model, int(context), _CHUNK, threads=_threads(), last=True), _CHUNK)
+
+
+def _threads() -> int:
+    """Returns how many threads answer: one for each core that this process may use, at most `_MOST_THREADS`."""
+    return min(_MOST_THREADS, psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)))
 
 
 _BITS_S = 3600.0

@@ -186,8 +186,9 @@ class _Session:
         logits, self._state = self._model.prefill(tokens, self._state)
         return np.asarray(logits[0, -1:].float().cpu())
 
-    def reset(self) -> None:
+    def begin(self, ids: Sequence[int]) -> int:
         self._state = None
+        return 0
 
 
 def evaluated(model: nn.Module, files: Sequence[str], tokenizer: Path, date: str) -> dict[str, float]:
