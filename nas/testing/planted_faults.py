@@ -162,6 +162,8 @@ PLANTED_LONG = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0,rope_dim=3
 _NO_POSITIONS = "A4/2(qk_norm=0,rope_theta=100)*3 A4/2(qk_norm=0,rope_theta=0)"
 PLANTED_SMOLLM3 = Layout.parse(f"d256 v512 ffn=swiglu:512 [{_NO_POSITIONS}]")
 """A layout for `SMOLLM3_FAULTS`."""
+PLANTED_GRANITE = Layout.parse("d256 v512 ffn=swiglu:512 [M16(groups=2) A8/4(qk_norm=0,rope_theta=0)]")
+"""A layout for `GRANITE_FAULTS`."""
 PLANTED_FALCON = Layout.parse("d256 v512 ffn=swiglu:512 [M16(heads=6,inner=192,norm=0)&A8/4(qk_norm=0)]")
 """A layout for `FALCON_FAULTS`."""
 PLANTED_BESIDE = Layout.parse(
@@ -518,6 +520,11 @@ SMOLLM3_FAULTS = (
     Fault("another base", layout=("rope_theta=100)", "rope_theta=5000)")),
 )
 """For layouts like `PLANTED_SMOLLM3`: every fourth layer without positions."""
+GRANITE_FAULTS = (
+    Fault("positions of attention", layout=("rope_theta=0", "rope_theta=100")),
+    Fault("skip missing", _fill(".D", 0.0)),
+)
+"""For layouts like `PLANTED_GRANITE`: Mamba-2 and attention without positions in turns, as stock llama.cpp has them."""
 FALCON_FAULTS = (
     Fault("attention missing", layout=("&A8/4(qk_norm=0)", "")),
     Fault("a norm behind the gate", layout=(",norm=0", "")),
@@ -564,6 +571,7 @@ PLANTS = (
     (PLANTED_LAYERS, LAYER_FAULTS),
     (PLANTED_BIASES, BIAS_FAULTS),
     (PLANTED_SMOLLM3, SMOLLM3_FAULTS),
+    (PLANTED_GRANITE, GRANITE_FAULTS),
     (PLANTED_SCALING, SCALING_FAULTS),
     (PLANTED_YARN, YARN_FAULTS),
     (PLANTED_LINEAR, LINEAR_FAULTS),

@@ -132,6 +132,8 @@ def _stock_architecture(layout: Layout) -> str | None:
     attention, dense = of_kind(mixers(layout), *ATTENTION), of_kind(feed_forwards(layout), *_DENSE)
     if not attention or not dense:
         return None
+    if {block.kind for block in mixers(layout)} == {"gqa", "mamba2"} and not any(map(_has_qk_norm, attention)):
+        return GRANITE_HYBRID
     arch = _FORMS.get((dense[0].kind, layout.norms, _qk_norm(attention[0]), _biased(attention)))
     if arch != "llama":
         return arch
@@ -144,8 +146,8 @@ PHI3 = "phi3"
 """That of Llama's form with RoPE on a part of a head, or with two sets of divisors of its angles."""
 _SMOLLM3, _SMOLLM3_PERIOD = "smollm3", 4
 """That of Llama's form with every fourth layer without positions."""
-FALCON_H1, QWEN35 = "falcon-h1", "qwen35"
-_RECURRENT = {FALCON_H1: "mamba2", QWEN35: "gdn"}
+FALCON_H1, GRANITE_HYBRID, QWEN35 = "falcon-h1", "granitehybrid", "qwen35"
+_RECURRENT = {FALCON_H1: "mamba2", GRANITE_HYBRID: "mamba2", QWEN35: "gdn"}
 """Those with another mixer than attention and short convolutions."""
 ROPE_SECTIONS = (11, 11, 10, 0)
 """Of qwen35: pairs that turn by time, height and width, which are equal in text."""
@@ -168,7 +170,7 @@ WINDOWED = ("gemma2", "gemma3", "olmo2")
 """Those with windows in some layers."""
 SCALED = ("gemma", "gemma2", "gemma3")
 """Those whose graph multiplies the embedding by the root of the width."""
-PAIRED = ("llama", "arcee", _SMOLLM3)
+PAIRED = ("llama", "arcee", _SMOLLM3, GRANITE_HYBRID)
 """Those whose RoPE turns neighbouring numbers."""
 FACTORED = ("llama", "arcee", "exaone4")
 """Those that read factors of RoPE's frequencies from the file."""
@@ -176,6 +178,10 @@ _WHOLE = ("qwen2", "exaone4", "olmo2", PHI3)
 """Those whose heads make up the width."""
 _OTHER_SCALE = {"gemma2": 46, "gemma3": 62}
 """Depth at which the loader takes a model for the one of 27B, whose scores are scaled otherwise."""
+
+
+def _has_qk_norm(block: Block) -> bool:
+    return bool(block.get("qk_norm"))
 
 
 def _qk_norm(block: Block) -> str:
@@ -226,7 +232,7 @@ def _attention_rules(attention: list[Block], arch: str | None) -> Iterable[str]:
         if turned != [place % _SMOLLM3_PERIOD < _SMOLLM3_PERIOD - 1 for place in range(len(turned))]:
             yield "attention without positions: smollm3 has it in every fourth layer"
         attention = [block for block in attention if block.get("rope_theta")]
-    elif not all(turned):
+    elif not all(turned) and (arch != GRANITE_HYBRID or any(turned)):
         yield "attention without positions: stock architectures always turn queries and keys"
     yield from one_per_model("choice of biases", attention, lambda block: block.get("qkv_bias"))
     full, windows = of_kind(attention, "gqa"), of_kind(attention, "swa")
@@ -274,7 +280,7 @@ def _recurrent_rules(layout: Layout, arch: str, attention: list[Block]) -> Itera
     yield from one_per_model(f"shape of {recurrent[0].kind}", recurrent, lambda block: block.given)
     yield from one_per_model("key-value head count", attention, lambda block: block.int("kv_heads"))
     refused = ["qkv_bias", "qk_norm_wide", "softcap", "rope_tokens"]
-    refused += ["qk_norm", "rope_dim"] if arch == FALCON_H1 else []
+    refused += [] if arch == QWEN35 else ["qk_norm", "rope_dim"]
     for what in refused:
         if any(block.get(what) for block in attention):
             yield f"{what} of attention: {arch} has none"
@@ -286,6 +292,8 @@ def _recurrent_rules(layout: Layout, arch: str, attention: list[Block]) -> Itera
         yield f"norms behind blocks, or bounded logits: {arch} has neither"
     if others := sorted({block.kind for block in feed_forwards(layout)} - {"swiglu"}):
         yield f"{', '.join(others)} feed-forwards: {arch} has none"
+    if arch == GRANITE_HYBRID and not all(block.get("norm") for block in recurrent):
+        yield f"Mamba-2 without a norm: {arch} always has it"
     if arch == QWEN35 and not all(block.get("qk_norm") for block in attention):
         yield f"attention without QK-norm: {arch} always has it"
     if arch == QWEN35 and any(block.int("head_dim") < sum(ROPE_SECTIONS) for block in attention):

@@ -35,6 +35,7 @@ from nas.measure.runtimes.llama_cpp.kinds import (
 from nas.measure.runtimes.llama_cpp.random_weights import ALIGNMENT, MAKES, random_recipe
 from nas.measure.runtimes.llama_cpp.support import (
     EPSILONS,
+    GRANITE_HYBRID,
     PAIRED,
     PATCHED,
     PROJECTED,
@@ -251,7 +252,7 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
     convs, windows, scans = (of_kind(mixing, kind) for kind in ("conv", "swa", "mamba2"))
     attention = (of_kind(mixing, "gqa") or windows)[0]
     dense, sparse = [ffn for ffn in ffns if ffn.kind != "moe"], of_kind(ffns, "moe")
-    writer.add_rope_freq_base(float(attention.get("rope_theta") or 0))
+    writer.add_rope_freq_base(float(attention.get("rope_theta") or 10000))
     if (factor := float(attention.get("rope_factor") or 1)) != 1 and not attention.int("rope_tokens"):
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(factor)
@@ -260,15 +261,17 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
     if tokens := attention.int("rope_long"):
         writer.add_rope_scaling_orig_ctx_len(tokens)
     writer.add_head_count(attention.int("heads"))
+    each = [block.int("kv_heads") if block.kind in ATTENTION else 0 for block in mixing]
+    writer.add_head_count_kv(each if convs or writer.arch == GRANITE_HYBRID else attention.int("kv_heads"))
     if convs:
         writer.add_shortconv_l_cache(convs[0].int("kernel"))
-        writer.add_head_count_kv([block.int("kv_heads") if block.kind in ATTENTION else 0 for block in mixing])
     else:
-        writer.add_head_count_kv(attention.int("kv_heads"))
         writer.add_key_length(attention.int("head_dim"))
         writer.add_value_length(attention.int("head_dim"))
     for key, size in KINDS["mamba2"].sizes if scans else ():
         writer.add_uint32(f"{writer.arch}.{key}", size(scans[0], layout.d_model))
+    if writer.arch == GRANITE_HYBRID:
+        writer.add_rope_scaling_finetuned(bool(attention.get("rope_theta")))
     if writer.arch == QWEN35:
         _add_qwen35(writer, mixing)
     if windows:

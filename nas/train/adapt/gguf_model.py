@@ -127,7 +127,9 @@ def _granite(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
         "residual_scale": "residual_multiplier",
         "logit_scale": "logits_scaling",
     }
-    return {theirs: keys(name) for name, theirs in names.items() if keys(name) is not None}
+    settings = {theirs: keys(name) for name, theirs in names.items() if keys(name) is not None}
+    size = config.get("head_dim")
+    return ({"attention_multiplier": size**-0.5} if isinstance(size, int) and size > 0 else {}) | settings
 
 
 def _lfm2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
