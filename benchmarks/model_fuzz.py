@@ -180,7 +180,11 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen2_moe": _QWEN_MOE | {"shared_expert_intermediate_size": 64, "qkv_bias": True},
     "qwen3": _LLAMA | _SWITCH,
     "qwen3_moe": _QWEN_MOE,
-    "gemma3": {"text_config": _GEMMA | {"attn_logit_softcapping": None, "rope_local_base_freq": 1e4}},
+    "gemma3": {
+        "text_config": _GEMMA | {"attn_logit_softcapping": None, "rope_local_base_freq": 1e4},
+        "tie_word_embeddings": True,
+        "vision_config": {},
+    },
     "qwen3_5": {"text_config": _QWEN_3_5, "tie_word_embeddings": True},
     "qwen3_5_text": _QWEN_3_5,
     "smollm3": _LLAMA | _SWITCH | {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2},

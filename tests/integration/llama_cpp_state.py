@@ -25,7 +25,7 @@ def main(model: str, out: str) -> None:
     state = (ctypes.c_uint8 * size)()
     assert lib.llama_state_get_data(first._context, state, size) == size
     assert lib.llama_state_set_data(second._context, state, size) == size
-    second._position = PROMPT
+    second._fed = ids[:PROMPT]
     np.save(out, [[session.feed([id])[0] for id in ids[PROMPT:]] for session in (first, second)])
 
 
