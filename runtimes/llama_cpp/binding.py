@@ -386,8 +386,12 @@ def _dialogue(model: str, context: str) -> None:
 
 
 def _threads() -> int:
-    """Returns how many threads answer: one for each core that this process may use, at most `_MOST_THREADS`."""
-    return min(_MOST_THREADS, psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)))
+    """Returns how many threads answer: one for each core that was idle in the last minute, at most `_MOST_THREADS`.
+
+    llama.cpp's threads wait for each other many times a token, so on a busy machine several are slower than one.
+    """
+    cores = min(_MOST_THREADS, psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)))
+    return max(1, cores - round(os.getloadavg()[0]))
 
 
 _BITS_S = 3600.0
