@@ -35,10 +35,10 @@ def command(
     date: DateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Compare answers of models with expected ones, and the other models with the first.
+    """Count right answers of models to questions of your own or of public benchmarks.
 
-    GGUF files run in llama.cpp, folders of transformers in PyTorch, each with its own tokenizer and chat template.
-    Questions are conversations of your own, or public benchmarks by lm-evaluation-harness; see
+    GGUF files run in llama.cpp, folders of transformers in PyTorch, each with its own tokenizer and chat template; the
+    other models are compared with the first. Questions are conversations of your own, or public benchmarks by lm-evaluation-harness; see
     docs/how-to/post-training.md.
     """
     from nas.train.posttrain.evaluate import evaluate_models, questions_of

@@ -262,10 +262,10 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
         writer.add_rope_scaling_orig_ctx_len(tokens)
     writer.add_head_count(attention.int("heads"))
     each = [block.int("kv_heads") if block.kind in ATTENTION else 0 for block in mixing]
-    writer.add_head_count_kv(each if convs or writer.arch == GRANITE_HYBRID else attention.int("kv_heads"))
     if convs:
         writer.add_shortconv_l_cache(convs[0].int("kernel"))
-    else:
+    writer.add_head_count_kv(each if convs or writer.arch == GRANITE_HYBRID else attention.int("kv_heads"))
+    if not convs:
         writer.add_key_length(attention.int("head_dim"))
         writer.add_value_length(attention.int("head_dim"))
     for key, size in KINDS["mamba2"].sizes if scans else ():
