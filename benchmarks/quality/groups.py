@@ -214,8 +214,8 @@ def main() -> None:
     if options.command == "run":
         todo = {
             job.key: (layout, job)
+            for layout in suite.layouts  # whole layouts first, so that all groups soon have rows
             for name in suite.groups
-            for layout in suite.layouts
             for job in suite.jobs(name, layout)
         }
         train_missing(todo, RECORDED, options.minutes)
