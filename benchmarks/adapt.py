@@ -266,6 +266,7 @@ def tables() -> dict[str, str]:
         "real": adapt_real.rows(json.loads(adapt_real.recorded(long=False).read_bytes())),
         "real-long": adapt_real.rows(json.loads(adapt_real.recorded(long=True).read_bytes())),
         "tasks": adapt_tasks.rows(tasks := json.loads(adapt_tasks.recorded(long=False).read_bytes())),
+        "tasks-long": adapt_tasks.rows(json.loads(adapt_tasks.recorded(long=True).read_bytes())),
         "turns": adapt_tasks.transcript(tasks),
     }
 
