@@ -38,8 +38,8 @@ def command(
     """Count right answers of models to questions of your own or of public benchmarks.
 
     GGUF files run in llama.cpp, folders of transformers in PyTorch, each with its own tokenizer and chat template; the
-    other models are compared with the first. Questions are conversations of your own, or public benchmarks by lm-evaluation-harness; see
-    docs/how-to/post-training.md.
+    other models are compared with the first. Questions are conversations of your own, or public benchmarks by
+    lm-evaluation-harness; see docs/how-to/post-training.md.
     """
     from nas.train.posttrain.evaluate import evaluate_models, questions_of
     from nas.train.release.templates import DATE
