@@ -261,10 +261,10 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
     if tokens := attention.int("rope_long"):
         writer.add_rope_scaling_orig_ctx_len(tokens)
     writer.add_head_count(attention.int("heads"))
-    each = [block.int("kv_heads") if block.kind in ATTENTION else 0 for block in mixing]
+    counts = [block.int("kv_heads") if block.kind in ATTENTION else 0 for block in mixing]
     if convs:
         writer.add_shortconv_l_cache(convs[0].int("kernel"))
-    writer.add_head_count_kv(each if convs or writer.arch == GRANITE_HYBRID else attention.int("kv_heads"))
+    writer.add_head_count_kv(counts if convs or writer.arch == GRANITE_HYBRID else attention.int("kv_heads"))
     if not convs:
         writer.add_key_length(attention.int("head_dim"))
         writer.add_value_length(attention.int("head_dim"))
