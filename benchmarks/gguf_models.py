@@ -149,15 +149,15 @@ def templates() -> dict[str, str]:
     chat_template_utils.datetime = Frozen  # type: ignore[attr-defined]
     names = {"bos_token": "<s>", "eos_token": "</s>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **names)
-    asked = {"tools": None, "add_generation_prompt": True, "enable_thinking": False}
+    options = {"tools": None, "add_generation_prompt": True, "enable_thinking": False}
     outcomes = {}
     for name, template in published_templates():
         try:
-            ours = rendered(template, {**TURN, **names, "messages": MESSAGES, **asked}, name, DATE)
+            ours = rendered(template, {**TURN, **names, "messages": MESSAGES, **options}, name, DATE)
         except InvalidInput as error:
             ours = f"refused: {error.message}"
         try:
-            theirs = tokenizer.apply_chat_template(MESSAGES, chat_template=template, tokenize=False, **asked)
+            theirs = tokenizer.apply_chat_template(MESSAGES, chat_template=template, tokenize=False, **options)
         except Exception as error:
             theirs = f"refused: {error}"
         both_refuse = ours.startswith("refused") and theirs.startswith("refused")

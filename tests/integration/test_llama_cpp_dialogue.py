@@ -28,7 +28,7 @@ def test_answers_do_not_depend_on_the_questions_before(body: str, llama_build: B
     with dialogue(file, 256) as talker:
         first = list(talker.answer(QUESTION, 6, ()))
         turns = [
-            [*QUESTION, *first, 7, 8, 9],  # goes on
+            [*QUESTION, *first, 7, 8, 9],  # continues
             [*QUESTION, *first[:3], 11, 12],  # another answer
             QUESTION,
             QUESTION[:20],

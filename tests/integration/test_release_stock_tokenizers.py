@@ -48,6 +48,6 @@ def test_llama_cpp_gives_the_tokens_of_transformers(llama_build: Build, tmp_path
         else:  # its mark of a blank in a text becomes one, and a blank in front stays
             blank = " " * (name == "llama-2")
             assert answer["back"] == [f"{blank}{text}".replace("▁", " ") if text else "" for text in texts]
-        known = read_model_tokenizer(path)
-        assert answer["eos"] == known.ids()["eos"] and answer["eos"] in answer["end"]
+        reference = read_model_tokenizer(path)
+        assert answer["eos"] == reference.ids()["eos"] and answer["eos"] in answer["end"]
         assert answer["template"] == theirs.chat_template

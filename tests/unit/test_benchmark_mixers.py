@@ -58,7 +58,7 @@ def test_the_interval_of_a_loss_holds_the_true_one() -> None:
 
     def study(side: str, points: Sequence[Sequence[float]]) -> Recorded:
         names = ("quality", "latency", "memory")
-        told = [
+        rows = [
             {
                 "layout": f"d64 v256 ffn=swiglu:64 [C3*{number + 2} A4/{2 if side == 'all' else 1}]",
                 "objectives": dict(zip(names, point, strict=True)),
@@ -68,7 +68,7 @@ def test_the_interval_of_a_loss_holds_the_true_one() -> None:
             }
             for number, point in enumerate(points)
         ]
-        return {"side": side, "told": told, "reference_point": dict.fromkeys(names, 0.1)}
+        return {"side": side, "told": rows, "reference_point": dict.fromkeys(names, 0.1)}
 
     def loss(points: Sequence[Any]) -> tuple[float, Any]:
         studies = [study(side, of_side.tolist()) for side, of_side in zip(("plain", "all"), points, strict=True)]

@@ -108,9 +108,9 @@ def test_files_of_the_tokenizer_are_carried(tmp_path: Path) -> None:
 
 def test_where_gguf_cannot_hold_a_tokenizer_the_folder_is_written_alone(tmp_path: Path) -> None:
     change(path := write_sentencepiece_form(tmp_path / "in"), normalizer={"type": "Lowercase"})
-    known = read(path)
+    tokenizer = read(path)
     said: list[str] = []
-    options = FileOptions(name="m", tokenizer=known, gguf=("f16", "q4_0"))
+    options = FileOptions(name="m", tokenizer=tokenizer, gguf=("f16", "q4_0"))
     record = write_files(tmp_path / "out", LAYOUT, RandomWeights(1), options, said.append)
     reason = (
         "GGUF files cannot hold the tokenizer: text is changed or split before BPE in another way than by SentencePiece"
@@ -144,14 +144,14 @@ CHANGES: dict[str, tuple[str, Any]] = {
 
 def test_sentencepiece_is_held_if_scores_give_the_order_of_its_merges(tmp_path: Path) -> None:
     path = write_sentencepiece_form(tmp_path)
-    known, about = read(path), json.loads(path.read_text())
-    held = known.vocabulary(400)
+    tokenizer, about = read(path), json.loads(path.read_text())
+    held = tokenizer.vocabulary(400)
     assert held.pieces is not None and not held.pieces.prefix and len(held.pieces.bytes) == 256
     ids, scores = about["model"]["vocab"], held.pieces.scores
-    made = list(dict.fromkeys(map("".join, about["model"]["merges"])))
-    assert [scores[ids[token]] for token in made] == [-float(place) for place in range(len(made))]
-    assert max(score for i, score in enumerate(scores) if i not in map(ids.get, made)) < min(
-        scores[ids[token]] for token in made
+    merged = list(dict.fromkeys(map("".join, about["model"]["merges"])))
+    assert [scores[ids[token]] for token in merged] == [-float(place) for place in range(len(merged))]
+    assert max(score for i, score in enumerate(scores) if i not in map(ids.get, merged)) < min(
+        scores[ids[token]] for token in merged
     )
     assert held.tokens[held.pieces.unknown or 0] == "<unk>"
     merges = about["model"]["merges"]
