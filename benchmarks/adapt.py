@@ -30,11 +30,11 @@ import math
 import multiprocessing
 import os
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,7 +53,7 @@ from benchmarks import (
     adapt_tasks,
 )
 from benchmarks.page import fill, table
-from benchmarks.runs import ended_or_killed, say
+from benchmarks.runs import kill_campaign, say
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
@@ -185,7 +185,7 @@ def run_ablations(folder: Path, minutes: float) -> None:
 
 def run_smart(folder: Path) -> None:
     """Compares choices of layers of the tiny teacher that keep attention, see `benchmarks.adapt_smart`."""
-    adapt_smart.run(*_tiny(folder, SIZES["tiny"].library))
+    adapt_smart.run(*_tiny(folder, SIZES["tiny"].library.model_copy(update={"score_error": 0.0})))
 
 
 def run_bits(folder: Path, size: str, page: Path | None) -> None:
@@ -306,7 +306,7 @@ def run_pairs(folder: Path) -> None:
     FOLDER is that of `mixes --size small`. A mix is predicted by the sum of its scores, and by that and the pairs'
     terms, which are what a pair loses beyond the sum of its two scores.
     """
-    library = _library(folder, SIZES["small"])[0]
+    library = _library(folder, SIZES["small"], score_error=0.0)[0]
     alternatives = _alternatives(library.teacher.layout, SIZES["small"].window)
     library.train(alternatives)
     scores = library.scores(alternatives)
@@ -393,68 +393,28 @@ TINY_SETTINGS = AdaptSettings(
     points=3,
     held_out=0.2,
 )
-_RUN_S = 3600.0
 
 
 def run_kills(folder: Path, kills: int, seed: int, text: Path | None = None) -> None:
-    """Writes FOLDER/kills.json: `kills` SIGKILLs of adaptations of a model, and whether the children are equal.
+    """Writes FOLDER/kills.json: SIGKILLs of adaptations of a model, and whether the children are equal.
 
-    The device is arithmetic in the process. A run is killed at a moment drawn from the first half of the time
-    that an undisturbed run took, and started again, until it ends; then another adaptation begins in empty folders.
-    The model is a tiny one; with `text`, SmolLM2-135M-Instruct, trained on this text for a moment.
+    The device is arithmetic in the process. The model is a tiny one; with `text`, SmolLM2-135M-Instruct, trained on
+    this text for a moment.
     """
     if (folder / "calm").exists():
         raise SystemExit(f"{folder} has a campaign: name another folder")
     lab = tiny_lab(folder / "lab") if text is None else text
     adapt = adapt_tiny if text is None else adapt_smollm2
-    rng = random.Random(seed)
-    began = time.monotonic()
-    assert one_run(adapt, lab, folder / "calm", math.inf) is None
-    calm_s = time.monotonic() - began
-    calm = hashes(folder / "calm")
-    rows: list[dict[str, Any]] = []
-    ended = 0
-    while sum(row["killed"] for row in rows) < kills or not rows[-1]["ended"]:
-        remaining = kills - sum(row["killed"] for row in rows)
-        moment = rng.uniform(0, calm_s / 2) if remaining else math.inf
-        reached = one_run(adapt, lab, folder / f"killed-{ended}", moment)
-        row = {
-            "series": ended,
-            "after_s": moment if remaining else None,
-            "killed": reached is not None,
-            "reached": reached,
-        }
-        row["ended"] = reached is None
-        row["equal"] = hashes(folder / f"killed-{ended}") == calm if row["ended"] else None
-        ended += row["ended"]
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-    report = {
-        "seed": seed,
-        "kills": kills,
-        "calm_s": calm_s,
-        "equal": all(row["equal"] for row in rows if row["ended"]),
-        "files": calm,
-        "runs": rows,
-    }
-    write_durably(folder / "kills.json", _json(report))
-    print(json.dumps({"kills": kills, "series": ended, "equal": report["equal"]}))
-
-
-def one_run(adapt: Callable[[Path, Path], None], lab: Path, folder: Path, moment: float) -> str | None:
-    """Runs `nas adapt`'s steps in a process of its own, and kills it after `moment` seconds.
-
-    Returns:
-        None if it ended before, else the part of the work that was under way.
-
-    Raises:
-        RuntimeError: it failed, or took longer than an hour.
-    """
-    folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["nas.train.adapt.adapt", "nas.train.release.files", "torch._dynamo"])  # loaded once
-    process = context.Process(target=adapt, args=(lab, folder))
-    return None if ended_or_killed(process, moment, _RUN_S) else _reached(folder)
+
+    def process(inside: Path) -> BaseProcess:
+        inside.mkdir(exist_ok=True)
+        return context.Process(target=adapt, args=(lab, inside))
+
+    report = kill_campaign(process, folder, hashes, _reached, kills=kills, seed=seed, share=0.5)
+    write_durably(folder / "kills.json", _json(report))
+    print(json.dumps({"kills": kills, "series": report["runs"][-1]["series"] + 1, "equal": report["equal"]}))
 
 
 def adapt_tiny(lab: Path, folder: Path) -> None:
@@ -591,13 +551,17 @@ def _text(folder: Path, size: Size) -> tuple[Vocabulary, list[Tokens]]:
     return vocabulary, [tokenise(document, vocabulary, None, 0, 1 << 18) for document in read_sources([text], 0.05)]
 
 
-def _library(folder: Path, size: Size) -> tuple[Library, list[Tokens], Vocabulary]:
-    """Returns the library of the size's teacher, which is trained first where the folder lacks it, and its text."""
+def _library(folder: Path, size: Size, **more: Any) -> tuple[Library, list[Tokens], Vocabulary]:
+    """Returns the library of the size's teacher, which is trained first where the folder lacks it, and its text.
+
+    more: settings of the library.
+    """
     worker = _worker()
     vocabulary, sources = _text(folder, size)
     teacher = TrainedTeacher.load(_teacher(folder, size, sources, worker), worker.device)
     recall = recall_text(vocabulary, size.library.length, size.library.recall_tokens, 0)
-    return Library(folder / "library", teacher, sources, size.library, worker, recall), sources, vocabulary
+    settings = size.library.model_copy(update=more)
+    return Library(folder / "library", teacher, sources, settings, worker, recall), sources, vocabulary
 
 
 def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) -> Path:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.replacement import Slot, Stored, block_name, block_of, parsed, slots_of, with_blocks
-from nas.core.stats import t_critical
+from nas.core.stats import mean_interval
 from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.model.nn.mixes import compared
@@ -43,7 +42,6 @@ TYPES = ("q8_0", "q5_0", "q4_0")
 SHARES = (0.8, 0.65, 0.5, 0.4)
 """Sizes of files, as shares of the teacher's in Q8_0."""
 _SIZE = "file_size"
-_CONFIDENCE = 0.95
 _TRIES = 5
 Picked = dict[Slot, Option[Slot]]
 Way = Callable[[Problem, float], Picked | None]
@@ -206,8 +204,7 @@ def table_of(record: dict[str, Any]) -> str:
 
 def shown(values: Sequence[float], *, signed: bool = False) -> str:
     """Returns the mean with its 95 % interval."""
-    half = t_critical(_CONFIDENCE, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    mean = fmean(values)
+    mean, half = mean_interval(values)
     sign = "+" if signed else ""
     return f"{mean:{sign}.3f} ({mean - half:{sign}.3f} to {mean + half:{sign}.3f})"
 

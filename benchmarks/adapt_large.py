@@ -165,8 +165,9 @@ def _forward(folder: Path) -> Figures:
     teacher.between(stream, 0, 1)
     layers = _seconds(lambda: teacher.between(stream, 0, LAYOUT.depth))
     head = _seconds(lambda: teacher.logits(stream))
-    targets = Predictions.of(teacher.logits(stream))
-    divergence = _seconds(lambda: targets.divergence(targets.log_p))
+    logits = teacher.logits(stream)
+    targets = Predictions.of(logits)
+    divergence = _seconds(lambda: targets.divergence(logits))
     tokens = ids.numel()
     return {
         "layer_s": layers / tokens / LAYOUT.depth,

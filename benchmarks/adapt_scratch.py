@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from nas.core.layout import Layout
 from nas.model.nn.fit import TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
-from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
+from nas.model.nn.weights import load_model, save_weights
 from nas.model.text.documents import read_sources
 from nas.train.adapt.request import AdaptSettings
 from nas.train.adapt.text import report_sources
@@ -103,7 +104,7 @@ def run(folder: Path, budget: float) -> None:
         lambda: _train(folder, searched["layout"], adapted["seconds"] - searched["seconds"], sources),
     )
     files = {"teacher": "teacher", "child": "adapted/child", "scratch": "scratch"}
-    models = {name: _read(folder / f"{file}.safetensors") for name, file in files.items()}
+    models = {name: load_model(folder / f"{file}.safetensors") for name, file in files.items()}
     held_out = report_sources(sources, vocabulary, AdaptSettings().report_tokens)
     figures = _measured({name: model.layout.format() for name, model in models.items()})
     for name, model in models.items():
@@ -252,12 +253,6 @@ def _train(folder: Path, layout: str, seconds: float, sources: list[Tokens]) -> 
     return {"steps": steps, "tokens": steps * _BATCH, "seconds": took}
 
 
-def _read(path: Path) -> Model:
-    model = Model(checkpoint_layout(path), None)
-    load_weights(model, path)
-    return model.eval()
-
-
 @torch.no_grad()
 def _bits(model: Model, held_out: Sequence[Tokens], vocabulary: Vocabulary) -> float:
     return bits_per_byte(lambda ids: model(ids)[0], held_out, vocabulary, _LENGTH)[ALL]
@@ -300,7 +295,7 @@ def _nas(*arguments: object) -> float:
     """Runs a command of `nas`, and returns its seconds."""
     began = time.monotonic()
     argv: Sequence[str] = [sys.executable, "-m", "nas.cli", *map(str, arguments)]
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
     return time.monotonic() - began
 
 

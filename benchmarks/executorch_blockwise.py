@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from page import markdown
 from runs import DEADLINE_S, counts, decode_ms, layout_called, print_json, say
 
+from nas.core.canonical import sha256_of
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.workload import Workload
@@ -36,7 +37,6 @@ from nas.measure.runtimes.executorch.gate import BATCH, EXACT_CACHE, PROMPT, STE
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
 from nas.measure.runtimes.runner import Feed, local_machine, runner_logits
-from nas.measure.runtimes.toolchain import sha256_of
 from nas.testing.run_plan import run_plan
 
 GEN = 100

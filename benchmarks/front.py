@@ -12,23 +12,20 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 from benchmarks.page import markdown, write_part
 from benchmarks.quality.studies import read, scratch_store
+from nas.core.stats import Z95
 from nas.search.analysis.snapshot import Snapshots
 from nas.serve.views.study import KindView, kind_views
-
-_HALF = NormalDist().inv_cdf(0.975)
-"""Half a 95 % interval, in standard deviations."""
 
 
 def front_row(row: Mapping[str, Any], name: str, logarithmic: Mapping[str, bool]) -> dict[str, str]:
     """Returns a layout's line: ratios with intervals, and how sure its place on the front is."""
     cells = {"": name}
     for objective, coordinate in row["coordinates"].items():
-        half = _HALF * row["sd"][objective]
+        half = Z95 * row["sd"][objective]
         if not logarithmic[objective]:
             cells[objective] = f"{-coordinate:.3f} ± {half:.3f}"
         else:

@@ -1,7 +1,7 @@
 """Searches with every family of mixers, and with gated short convolutions and attention alone: what do the others add?
 
-    python -m benchmarks.mixers run FOLDER [--base benchmarks/mixers.yaml] [--seeds 0 1] [--trials 80]     # hours
-    python -m benchmarks.mixers confirm FOLDER [--members 3]                                               # then
+    python -m benchmarks.mixers run FOLDER [--base benchmarks/mixers.yaml] [--seeds 0 1 2 3] [--trials 40]     # hours
+    python -m benchmarks.mixers ablate FOLDER [--members 3]                                                    # then
     python -m benchmarks.mixers report [FOLDER] [--page docs/measured/mixers.md]
 
 The first two say how long they take; stopped or killed, they continue with the same command. `report FOLDER` is of the
@@ -12,20 +12,19 @@ trials and seeds, in one database, so that both have the same figures of the ref
 its families of mixers, and `plain`, the same with convolutions and grouped-query attention alone. Neither has anchors:
 those are layouts of the space, and qualities of two spaces would be of two scales.
 
-`confirm` measures the layouts on the front of either space once more, side by side, in a study of their own; and takes
-parts (`ABLATIONS`) out of those that add most. Proxies of these and of what is left are trained on seeds that nothing
-was chosen by; what the runtime does not carry has no figures of a device. Studies are in
-benchmarks/recorded/mixers.json.gz, these trainings in mixers-trainings.jsonl.
+V of a search is the hypervolume of its complete layouts with quality on fresh seeds, from one corner for all searches.
+With several searches of each space the plain one loses
 
-The plain space loses
+    1 - exp(mean log V(plain) - mean log V(all)).
 
-    1 - V(plain) / V(all)
+Its interval is Student's, with searches as the independent units, so it holds both the luck of a search and the noise
+of figures; noise enlarges V in both spaces alike. Decided before the first search: a chance of 95 % or more of a loss
+of 1 % or more shows that the others add something, one of 5 % or less that they add nothing at this resolution.
 
-of hypervolume, of layouts with quality on fresh seeds and the later figures of the device. Its interval is a basic
-bootstrap of the objectives' noise, and too narrow: stated at 95 %, it holds the true loss in 85 % of simulations. What
-the luck of a search makes is shown by the same of one seed and another of a space, and of seeds of both spaces dealt to
-two sides. `all` contains `plain` but has to find it, so of all layouts
-together, whoever proposed them, those without other families are compared with all, too.
+`ablate` takes parts (`ABLATIONS`) out of those layouts with linear and state mixers that add most to the front of all
+searches. It measures both in a study of their own, and trains proxies of both on seeds that nothing was chosen by; what
+the runtime does not carry has no figures of a device. Studies are in benchmarks/recorded/mixers.json.gz, these
+trainings in mixers-trainings.jsonl.
 """
 
 from __future__ import annotations
@@ -33,12 +32,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -49,7 +49,7 @@ from benchmarks.page import table, write_part
 from benchmarks.quality.calibration import last_rung
 from benchmarks.quality.truth import recorded as trainings
 from benchmarks.quality.truth import train_missing
-from benchmarks.search.recorded import Recorded, load, recorded, worst_point, write
+from benchmarks.search.recorded import Recorded, Row, load, recorded, worst_point, write
 from benchmarks.study.campaign import Campaign
 from benchmarks.study.figures import complete
 from benchmarks.study.terms import OURS, Terms
@@ -62,7 +62,7 @@ from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.pareto import contributions, front_mask, hypervolume
 from nas.core.quality_config import QualityConfig
-from nas.core.stats import Z95
+from nas.core.stats import Z95, t_critical
 from nas.infra.store.rows import StudyState
 from nas.model.text.corpus import refer
 from nas.search.analysis.record import read_study
@@ -77,21 +77,16 @@ BASE = Path(__file__).with_suffix(".yaml")
 PLAIN = ("conv", "gqa")
 """Mixers of the plain space."""
 SIDES = ("all", "plain")
-CONFIRMED = "confirmed"
-"""Side of the study that measures fronts again, and ablations."""
+ABLATED = "ablated"
+"""Side of the study that measures layouts and their ablations."""
 QUALITIES = ("quality", "recall")
 LOSS = 0.01
-DRAWS = 2000
+CORNERS = {"reference point": 0.0, "quality 0.04 nearer": -0.04, "quality 0.06 farther": 0.06}
+"""How far the corner of hypervolumes is moved: its quality is attention's less three deviations of a prior."""
 _FURTHER = 100
 """From the seeds of fronts to those of ablations."""
 _UNTRAINED = 64
 """Steps of the proxies of the study that measures ablations: their quality is not read."""
-
-Floats = NDArray[np.float64]
-
-
-def _is_plain(layout: str) -> bool:
-    return all(mixer.kind in PLAIN for layer in Layout.parse(layout).layers for mixer in layer.mixers)
 
 
 def _without_taps(block: Block) -> Block:
@@ -104,6 +99,16 @@ def _keeps_state(block: Block) -> bool:
     return block.kind != "conv" and not block.spec.kv_bytes(block.resolve(1024), 1024, 1024, 2.0)
 
 
+def _attention(block: Block) -> Block:
+    """Returns grouped-query attention in place of a sliding window or latent attention."""
+    if block.kind not in ("swa", "mla"):
+        return block
+    heads = block.int("heads")
+    if block.kind == "mla":
+        return Block.of("gqa", heads=heads, kv_heads=heads // 4)
+    return Block.of("gqa", heads=heads, kv_heads=block.int("kv_heads"), canon=block.int("canon"))
+
+
 _WITHOUT_STATES = "no linear and state mixers"
 _CONV = Block.of("conv", kernel=3)
 ABLATIONS: dict[str, Callable[[Block], Block | None]] = {
@@ -111,6 +116,7 @@ ABLATIONS: dict[str, Callable[[Block], Block | None]] = {
     _WITHOUT_STATES: lambda block: None if _keeps_state(block) else block,
     "gated short convolutions for linear and state mixers": lambda block: _CONV if _keeps_state(block) else block,
     "no gated short convolutions": lambda block: None if block.kind == "conv" else block,
+    "grouped-query attention for windows and latents": _attention,
 }
 """Name of an ablation -> the function that returns the block in place of a mixer; None: the layer has no mixer."""
 
@@ -141,7 +147,7 @@ def measuring(base: Mapping[str, Any], layouts: Sequence[str]) -> dict[str, Any]
     chosen = ("model", "mixers", "ffn", "pattern", "limits", "parallel", "budgets")
     return {
         **{key: value for key, value in base.items() if key not in chosen},
-        "name": f"{base['name']}-{CONFIRMED}-{content_hash(list(layouts))[:8]}",
+        "name": f"{base['name']}-{ABLATED}-{content_hash(list(layouts))[:8]}",
         "layouts": list(layouts),
         "objectives": [each for each in base["objectives"] if METRICS[each["metric"]].source != "proxy"],
         "quality": {"rungs": [{"name": "untrained", "lm_steps": _UNTRAINED}], "min_reference": 1e-6},
@@ -192,39 +198,42 @@ def run(folder: Path, base: str, seeds: Sequence[int], trials: int, path: Path =
     all_terms = [Terms(OURS, seed, trials, side) for seed in seeds for side in SIDES]
     for side, searches in campaigns.items():
         searches.tell([terms for terms in all_terms if terms.side == side])
-    write(collected(campaigns, all_terms), path)
+    others = [study for study in load(path) if study["side"] not in SIDES] if path.is_file() else []
+    write([*collected(campaigns, all_terms), *others], path)
     for terms in all_terms:
         campaigns[terms.side].run([terms])
-        write(collected(campaigns, all_terms), path)
+        write([*collected(campaigns, all_terms), *others], path)
 
 
-def confirm(folder: Path, members: int, minutes: float, path: Path = RECORDED) -> None:
-    """Measures the fronts again beside ablations of their best layouts, and trains these; records both.
+def ablate(folder: Path, members: int, minutes: float, path: Path = RECORDED) -> None:
+    """Measures and trains the layouts that add most to the front of all searches, and their ablations; records both.
 
     Raises:
-        InvalidInput: the searches have not ended.
+        InvalidInput: the searches have not ended, or no layout with linear or state mixers is on the front.
     """
     searches = [study for study in load(path) if study["side"] in SIDES]
     if waiting := len(searches) - len(ended(searches)):
         raise InvalidInput(f"{waiting} of {len(searches)} searches have not ended: `run` continues them")
-    fronts = Fronts(searches)
-    hybrids = [layout for layout in fronts.front() if _WITHOUT_STATES in ablations(layout)]
-    whole = (hybrids or fronts.front())[:members]
+    whole = [layout for layout in front(searches) if _WITHOUT_STATES in ablations(layout)][:members]
+    if not whole:
+        raise InvalidInput("nothing to ablate: no layout on the front of all searches has linear or state mixers")
     ablated = [*chain.from_iterable(ablations(layout).values() for layout in whole)]
     base = load_space(folder / "all.yaml")
     carried = support_filter(base)
-    layouts = dict.fromkeys([*chain.from_iterable(map(fronts.front, SIDES)), *whole, *ablated])
-    listed = [layout for layout in layouts if carried(Layout.parse(layout))]
+    listed = [layout for layout in dict.fromkeys([*whole, *ablated]) if carried(Layout.parse(layout))]
     content = measuring(yaml.safe_load((folder / "all.yaml").read_text()), listed)
-    campaigns = {CONFIRMED: campaign(folder, content["name"], content, content["name"])}
-    terms = Terms(OURS, 0, len(listed), CONFIRMED)
-    campaigns[CONFIRMED].run([terms])
-    write([*searches, *collected(campaigns, [terms])], path)
+    campaigns = {ABLATED: campaign(folder, content["name"], content, content["name"])}
+    terms = Terms(OURS, 0, len(listed), ABLATED)
+    campaigns[ABLATED].run([terms])
+    (measured,) = collected(campaigns, [terms])
+    write([*searches, {**measured, "whole": whole}], path)
     jobs = {layout: _jobs(base.quality, layout, folder) for layout in (_published(searches), *whole, *ablated)}
+    ends = time.monotonic() + 60 * minutes
     for done, (layout, of_layout) in enumerate(jobs.items()):
         print(f"trainings of {done} of {len(jobs)} layouts", file=sys.stderr, flush=True)
         try:
-            train_missing({job.key: (layout, job) for job in of_layout}, trainings_of(path), minutes)
+            left = (ends - time.monotonic()) / 60
+            train_missing({job.key: (layout, job) for job in of_layout}, trainings_of(path), left)
         except CandidateFailed as error:
             print(f"{layout}: {error}", file=sys.stderr)
 
@@ -244,79 +253,87 @@ def trainings_of(path: Path) -> Path:
     return path.with_name(path.name.partition(".")[0] + "-trainings.jsonl")
 
 
-class Fronts:
-    """Layouts with quality on fresh seeds, as points with noise; figures of a device are the later ones, if there are.
+def fresh(study: Recorded) -> list[Row]:
+    """Returns the complete layouts of a search that have quality on fresh seeds."""
+    layouts = study.get("fresh")
+    return [row for row in complete(study) if layouts is None or row["layout"] in layouts]
+
+
+def front(searches: Sequence[Recorded]) -> list[str]:
+    """Returns the layouts on the front of all searches, first those that add most hypervolume."""
+    corner = worst_point(searches)
+    rows = {row["layout"]: row for study in searches for row in fresh(study)}
+    if not rows:
+        return []
+    points, layouts = _points(rows.values(), corner), list(rows)
+    inside = np.flatnonzero(front_mask(points))
+    adds = contributions(points[inside], np.array([*corner.values()]))
+    return [layouts[place] for place in inside[np.argsort(-np.array(adds), kind="stable")]]
+
+
+def _points(rows: Iterable[Row], corner: Mapping[str, float]) -> NDArray[np.float64]:
+    return np.array([[row["objectives"][name] for name in corner] for row in rows])
+
+
+def volumes(searches: Sequence[Recorded], shift: float = 0.0) -> dict[str, list[float]]:
+    """Returns side -> the hypervolume of each search, from one corner.
 
     Args:
-        studies: each with its `side`; of the searches, those that have ended.
+        searches: that have ended.
+        shift: of the corner's quality, which is negative as all that is better when greater.
 
     Raises:
-        InvalidInput: they are of several devices.
+        InvalidInput: the searches are of several devices, or one has no layout inside of the corner.
+    """
+    if len(devices := {*chain.from_iterable(study.get("devices", ()) for study in searches)}) > 1:
+        raise InvalidInput(f"studies of several devices cannot be compared: {', '.join(sorted(devices))}")
+    corner = worst_point(searches)
+    corner["quality"] += shift
+    sides: dict[str, list[float]] = {side: [] for side in SIDES}
+    for study in searches:
+        rows = fresh(study)
+        volume = hypervolume(_points(rows, corner), np.array([*corner.values()])) if rows else 0.0
+        if not volume:
+            raise InvalidInput(f"{study['study']}: no layout is better than the corner of hypervolumes in everything")
+        sides[study["side"]].append(volume)
+    return sides
+
+
+class Loss(NamedTuple):
+    """What the plain space loses of hypervolume.
+
+    Args:
+        value: the loss.
+        low: end of the 95 % interval.
+        high: the other end.
+        chance: that it is `LOSS` or more, by Student's distribution: the posterior where the mean difference and the
+            logarithm of the standard deviation have flat priors.
     """
 
-    def __init__(self, studies: Sequence[Recorded]) -> None:
-        if len(devices := {*chain.from_iterable(study.get("devices", ()) for study in studies)}) > 1:
-            raise InvalidInput(f"studies of several devices cannot be compared: {', '.join(sorted(devices))}")
-        again = {row["layout"]: row for study in studies if study["side"] == CONFIRMED for row in complete(study)}
-        searches = [study for study in studies if study["side"] in SIDES]
-        corner = worst_point(searches)
-        rows: dict[str, Mapping[str, Any]] = {}
-        self._sides: dict[str, list[list[int]]] = {side: [] for side in SIDES}
-        for study in searches:
-            fresh = study.get("fresh") or [row["layout"] for row in complete(study)]
-            of_study = [row for row in complete(study) if row["layout"] in fresh]
-            of_study = [row for row in of_study if not again or row["layout"] in again]
-            for row in of_study:
-                rows.setdefault(row["layout"], row)
-            places = {layout: place for place, layout in enumerate(rows)}
-            self._sides[study["side"]].append([places[row["layout"]] for row in of_study])
-        self.layouts = list(rows)
-        self._corner = np.array(list(corner.values()))
+    value: float
+    low: float
+    high: float
+    chance: float
 
-        def table_of(key: str) -> Floats:
-            merged = [{**row.get(key, {}), **again.get(layout, {}).get(key, {})} for layout, row in rows.items()]
-            return np.array([[row.get(name, 0.0) for name in corner] for row in merged])
+    @staticmethod
+    def of(sides: Mapping[str, Sequence[float]]) -> Loss:
+        """Returns the loss of the hypervolumes of both sides' searches, two or more of each."""
+        plain, every = (np.log(sides[side]) for side in ("plain", "all"))
+        dof = len(plain) + len(every) - 2
+        variance = (plain.var() * len(plain) + every.var() * len(every)) / dof
+        difference = float(plain.mean() - every.mean())
+        error = math.sqrt(variance * (1 / len(plain) + 1 / len(every)))
+        half = t_critical(0.95, dof) * error
+        low, value, high = (-math.expm1(difference + off) for off in (half, 0.0, -half))
+        chance = float(t.cdf((math.log1p(-LOSS) - difference) / error, dof)) if error else float(value >= LOSS)
+        return Loss(value, low, high, chance)
 
-        self._points, self._sd = table_of("objectives"), table_of("noise")
 
-    def pairs(self) -> dict[str, tuple[list[int], list[int]]]:
-        """Returns the sets of layouts that are compared: what the first lose to the second."""
-        sides = {name: sorted({*chain.from_iterable(studies)}) for name, studies in self._sides.items()}
-        everything = list(range(len(self.layouts)))
-        without = [place for place in everything if _is_plain(self.layouts[place])]
-        pairs = {
-            "`plain`, to `all`": (sides["plain"], sides["all"]),
-            "layouts without other families, to all layouts": (without, everything),
-        }
-        for name, studies in self._sides.items():
-            if len(studies) == 2:
-                pairs[f"luck: `{name}`, one seed to the other"] = (studies[0], studies[1])
-        if all(len(studies) == 2 for studies in self._sides.values()):
-            (a, b), (c, d) = self._sides["plain"], self._sides["all"]
-            for first, second in ((a + c, b + d), (a + d, b + c)):
-                pairs[f"luck: one seed of each, to the others ({len(pairs) - 3})"] = (first, second)
-        return {name: pair for name, pair in pairs.items() if all(pair)}
-
-    def losses(self, draws: int = DRAWS) -> dict[str, tuple[float, Floats]]:
-        """Returns for each pair the loss, and draws of it by a basic bootstrap of the noise."""
-        generator, pairs = np.random.default_rng(0), self.pairs()
-        losses = {name: self._loss(self._points, *pair) for name, pair in pairs.items()}
-        drawn: dict[str, list[float]] = {name: [] for name in pairs}
-        for _ in range(draws):
-            points = self._points + generator.standard_normal(self._points.shape) * self._sd
-            for name, pair in pairs.items():
-                drawn[name].append(2 * losses[name] - self._loss(points, *pair))
-        return {name: (loss, np.array(drawn[name])) for name, loss in losses.items()}
-
-    def _loss(self, points: Floats, part: Sequence[int], other: Sequence[int]) -> float:
-        return 1 - hypervolume(points[part], self._corner) / hypervolume(points[other], self._corner)
-
-    def front(self, side: str = "") -> list[str]:
-        """Returns the layouts on the front of a side, or of all studies, first those that add most hypervolume."""
-        places = sorted({*chain.from_iterable(self._sides[side])}) if side else range(len(self.layouts))
-        inside = np.array(places)[front_mask(self._points[places])]
-        adds = contributions(self._points[inside], self._corner)
-        return [self.layouts[place] for place in inside[np.argsort(-np.array(adds), kind="stable")]]
+def deals_as_good(sides: Mapping[str, Sequence[float]]) -> float:
+    """Returns the share of all ways to deal the searches of both sides to two that lose as much as these, or more."""
+    plain, pooled = len(sides["plain"]), np.log([*sides["plain"], *sides["all"]])
+    deals = [pooled[list(chosen)].sum() for chosen in combinations(range(len(pooled)), plain)]
+    return float(np.mean(np.array(deals) <= pooled[:plain].sum() + 1e-12))
 
 
 class Ablated:
@@ -332,7 +349,7 @@ class Ablated:
         for row in trained:
             runs.setdefault(row["layout"], {}).setdefault(row["seed"], {}).update(row["scores"])
         self._measured = {
-            row["layout"]: row for study in studies if study["side"] == CONFIRMED for row in complete(study)
+            row["layout"]: row for study in studies if study["side"] == ABLATED for row in complete(study)
         }
         self.devices = sorted({name for row in self._measured.values() for name in row["objectives"]})
         self._of_seeds: dict[str, dict[str, Mapping[int, float]]] = {name: {} for name in QUALITIES}
@@ -366,7 +383,7 @@ class Ablated:
             if not (rows.get(layout) and rows.get(ablated)):
                 return None
             spread = paired_spread([row for row in rows.values() if row])
-            half = spread.sd * math.sqrt(2 / len(rows[layout])) * float(t.ppf(0.975, max(spread.dof, 1)))
+            half = spread.sd * math.sqrt(2 / len(rows[layout])) * t_critical(0.95, max(int(spread.dof), 1))
             return fmean(rows[ablated].values()) - fmean(rows[layout].values()), half
         if layout not in self._measured or ablated not in self._measured:
             return None
@@ -375,7 +392,7 @@ class Ablated:
         return change, Z95 * (1 + change) * math.hypot(*(row["noise"].get(name, 0.0) for row in (before, after)))
 
     def tables(self, layouts: Sequence[str]) -> str:
-        """Returns each layout with its ablations, and the mean change of each ablation."""
+        """Returns each layout with its ablations, and the mean change of each ablation over layouts."""
         names = [*self._of_seeds, *self.devices]
         rows, changes = list[list[str]](), dict[str, list[list[tuple[float, float] | None]]]()
         for layout in layouts:
@@ -410,11 +427,9 @@ def _changed(name: str, change: tuple[float, float] | None) -> str:
 
 
 def _mean_change(name: str, changes: Sequence[tuple[float, float] | None]) -> str:
-    means = [change[0] for change in changes if change is not None]
-    if not means:
-        return "-"
-    form = "+.3f" if name in QUALITIES else "+.1%"
-    return f"{fmean(means):{form}} ({min(means):{form}} to {max(means):{form}})"
+    means = [change for change in changes if change is not None]
+    half = math.hypot(*(half for _, half in means)) / max(len(means), 1)
+    return _changed(name, (fmean(value for value, _ in means), half) if means else None)
 
 
 def ended(studies: Iterable[Recorded]) -> list[Recorded]:
@@ -430,25 +445,34 @@ def report(studies: Sequence[Recorded], trained: Iterable[Mapping[str, Any]] = (
         about = (study["side"], study["seed"], study["state"], f"{trials} of {study['trials']}", len(complete(study)))
         searches.append((*about, f"{study.get('elapsed_s', 0.0) / 3600:.1f}"))
     progress = table(("space", "seed", "state", "trials", "complete", "hours"), searches)
-    compared = list(filter(complete, ended(studies)))
-    if {study["side"] for study in compared} != {*SIDES}:
-        return progress + "\nNo losses: not every space has a study that ended with a layout within its budgets.\n"
-    fronts = Fronts([*compared, *(study for study in studies if study["side"] == CONFIRMED)])
+    compared = ended(studies)
+    seeds = [{study["seed"] for study in compared if study["side"] == side} for side in SIDES]
+    compared = [study for study in compared if study["seed"] in set.intersection(*seeds)]
+    if len(compared) < 2 * len(SIDES):
+        return progress + "\nNo losses: fewer than two seeds have ended in both spaces.\n"
     losses = []
-    for name, (loss, drawn) in fronts.losses().items():
-        low, high = np.quantile(drawn, (0.025, 0.975))
-        losses.append((name, f"{loss:.1%} ({low:.1%} to {high:.1%})", f"{np.mean(drawn >= LOSS):.2f}"))
-    front = fronts.front()
-    mixers = [{mixer.kind for layer in Layout.parse(text).layers for mixer in layer.mixers} for text in front]
+    for name, shift in CORNERS.items():
+        try:
+            sides = volumes(compared, shift)
+        except InvalidInput as error:
+            losses.append((name, str(error), "-", "-"))
+            continue
+        loss = Loss.of(sides)
+        interval = f"{loss.value:.1%} ({loss.low:.1%} to {loss.high:.1%})"
+        losses.append((name, interval, f"{loss.chance:.2f}", f"{deals_as_good(sides):.2f}"))
+    layouts = front(compared)
+    mixers = [{mixer.kind for layer in Layout.parse(text).layers for mixer in layer.mixers} for text in layouts]
     kinds = sorted(set().union(*mixers))
     shares = [(kind, f"{sum(kind in layout for layout in mixers)} of {len(mixers)}") for kind in kinds]
     parts = [
         progress,
-        table(("loss of hypervolume", "95 % interval of noise", f"share of draws of {LOSS:.0%} or more"), losses),
-        table(("mixer", "layouts on the front"), shares),
+        table(
+            ("corner", "loss of hypervolume (95 %)", f"chance of {LOSS:.0%} or more", "deals that lose as much"), losses
+        ),
+        table(("mixer", "layouts on the front of all"), shares),
     ]
-    if rows := list(trained):
-        parts.append(Ablated(studies, rows).tables(front))
+    if (rows := list(trained)) and (measured := [study for study in studies if study["side"] == ABLATED]):
+        parts.append(Ablated(studies, rows).tables(measured[0]["whole"]))
     return "\n".join(parts)
 
 
@@ -456,30 +480,30 @@ def main() -> int:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command")
-    running, confirming, reporting = (commands.add_parser(name) for name in ("run", "confirm", "report"))
-    for command in (running, confirming):
+    running, ablating, reporting = (commands.add_parser(name) for name in ("run", "ablate", "report"))
+    for command in (running, ablating):
         command.add_argument("folder", type=Path, help="of the studies; the same continues them")
     running.add_argument("--base", default=str(BASE), help="name or file of a space")
-    running.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    running.add_argument("--trials", type=int, default=80, help="of each study, references not counted")
-    confirming.add_argument("--members", type=int, default=3, help="ablated layouts, first those that add most")
-    confirming.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
+    running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
+    running.add_argument("--trials", type=int, default=40, help="of each study, references not counted")
+    ablating.add_argument("--members", type=int, default=3, help="ablated layouts, first those that add most")
+    ablating.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
     reporting.add_argument("folder", type=Path, nargs="?", help="of studies that may not have ended")
     reporting.add_argument("--page", type=Path, help="whose part `mixers` is written")
-    for command in (running, confirming, reporting):
+    for command in (running, ablating, reporting):
         command.add_argument("--table", type=Path, default=RECORDED, help="file of the studies that are recorded")
     options = parser.parse_args()
     try:
         if options.command == "run":
             run(options.folder, options.base, options.seeds, options.trials, options.table)
-        elif options.command == "confirm":
-            confirm(options.folder, options.members, options.minutes, options.table)
+        elif options.command == "ablate":
+            ablate(options.folder, options.members, options.minutes, options.table)
         else:
             studies = load(options.table)
             if options.folder is not None:
                 campaigns = {side: campaign(options.folder, side) for side in SIDES}
-                confirmed = [study for study in studies if study["side"] == CONFIRMED]
-                studies = [*collected(campaigns, planned(studies)), *confirmed]
+                ablated = [study for study in studies if study["side"] == ABLATED]
+                studies = [*collected(campaigns, planned(studies)), *ablated]
             text = report(studies, trainings(trainings_of(options.table)).values())
             write_part(options.page, "mixers", text)
     except NasError as error:

@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.runs import ended_or_killed, print_json, say
+from benchmarks.runs import DEADLINE_S, ended_or_killed, kill_campaign, print_json, say
 from nas.core import paths
 from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
@@ -59,15 +59,15 @@ from nas.core.family import (
     write_record,
 )
 from nas.core.layout import Layout
-from nas.core.stats import t_critical
+from nas.core.stats import mean_interval
 from nas.core.task import IGNORE
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Log, Worker
 from nas.model.nn.model import Model
-from nas.model.nn.weights import load_weights
+from nas.model.nn.weights import load_model
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_lines, write_lines
 from nas.train.posttrain.evaluate import PYTORCH, file_answerer
-from nas.train.posttrain.generation import ALL, Respond, answerer, by_task, exact_answers
+from nas.train.posttrain.generation import ALL, Respond, answerer, counts, exact_answers, grouped
 from nas.train.posttrain.merging import MergeSettings, merge
 from nas.train.posttrain.objective import answer_nats
 from nas.train.posttrain.sft import padded, passes_of
@@ -88,7 +88,6 @@ _STEPS = 12
 _MERGED = "d512 v16384 ffn=swiglu:1408 [{layers}]"
 _LAYERS = "C3*3 A8/4"
 _SHARD_BYTES = 30 * 10**6
-_RUN_S = 3600.0
 MERGES: dict[str, MergeSettings] = {
     "soup": MergeSettings(method="soup"),
     "task-arithmetic": MergeSettings(method="task-arithmetic"),
@@ -160,7 +159,7 @@ def _mean(name: str, answers: Sequence[Mapping[str, str]], test: Sequence[Conver
     for marks in answers:
         if name in marks:
             right, before = ([mark == "1" for mark in marks[column]] for column in (name, f"{weights} {PYTORCH}"))
-            scores.append(by_task(test, right, before))
+            scores.append(counts(grouped(test, right), grouped(test, before)))
     changes = [score[ALL].change or (0.0,) for score in scores]
     return {
         "weights": weights,
@@ -177,62 +176,31 @@ def _mean(name: str, answers: Sequence[Mapping[str, str]], test: Sequence[Conver
 
 
 def _interval(values: Sequence[float]) -> dict[str, Any]:
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return {"mean": mean, "ci95": None}
-    half = t_critical(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return {"mean": mean, "ci95": [mean - half, mean + half]}
+    mean, half = mean_interval(values)
+    return {"mean": mean, "ci95": None if math.isinf(half) else [mean - half, mean + half]}
 
 
 def run_kills(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the kills of runs of a recipe, and whether their results equal those of an undisturbed one.
-
-    A run is killed at a moment drawn from the time that the undisturbed one took, and started again, until it ends;
-    then another one begins in an empty folder.
-    """
+    """Returns the kills of runs of a recipe, and whether their results equal those of an undisturbed one."""
     _write_data(options)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "nas.train.release.files", "torch._dynamo"])  # loaded once
     for old in options.state.glob("*/families"):
         shutil.rmtree(old.parent)
-    ended_or_killed(context.Process(target=os.getpid), math.inf, _RUN_S)
-    began = time.monotonic()
-    assert ended_or_killed(context.Process(target=_post, args=(options, "calm")), math.inf, _RUN_S)
-    calm_s, calm_hashes = time.monotonic() - began, _hashes(options.state / "calm")
-    rng, series = random.Random(options.seed), 0
-    rows: list[dict[str, Any]] = []
-    while sum(row["killed"] for row in rows) < options.kills or not rows[-1]["ended"]:
-        enough = sum(row["killed"] for row in rows) == options.kills
-        moment, home = math.inf if enough else rng.uniform(0, calm_s), f"killed-{series}"
-        ended = ended_or_killed(context.Process(target=_post, args=(options, home)), moment, _RUN_S)
-        hashes = _hashes(options.state / home)
-        rows.append(
-            {
-                "series": series,
-                "after_s": None if enough else moment,
-                "killed": not ended,
-                "ended": ended,
-                "stages_done": sum(name.startswith("training/") for name in hashes),
-                "equal": hashes == calm_hashes if ended else None,
-            }
-        )
-        series += ended
-        say(json.dumps(rows[-1]))
-    return {
-        "layout": options.layout,
-        "train": options.train,
-        "epochs": options.epochs,
-        "seed": options.seed,
-        "calm_s": calm_s,
-        "equal": all(row["equal"] for row in rows if row["ended"]),
-        "runs": rows,
-        "files": calm_hashes,
-    }
+    ended_or_killed(context.Process(target=os.getpid), math.inf, DEADLINE_S)
+    campaign = kill_campaign(
+        lambda home: context.Process(target=_post, args=(options, home)),
+        options.state,
+        _hashes,
+        lambda home: sum(name.startswith("training/") for name in _hashes(home)),
+        kills=options.kills,
+        seed=options.seed,
+    )
+    return {"layout": options.layout, "train": options.train, "epochs": options.epochs} | campaign
 
 
-def _post(options: argparse.Namespace, home: str) -> None:
+def _post(options: argparse.Namespace, folder: Path) -> None:
     """Runs the recipe of a member, with a merge, in a home and cache of its own."""
-    folder = options.state / home
     cache = folder / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     for entry in paths.cache().iterdir():  # builds of runtimes; data that the recipe makes is its own
@@ -428,9 +396,7 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
 
     @contextmanager
     def pytorch(path: Path) -> Iterator[Respond]:
-        model = Model(layout, None)
-        load_weights(model, path)
-        yield answerer(model.eval(), chat).respond
+        yield answerer(load_model(path, layout), chat).respond
 
     @contextmanager
     def file(name: str, path: Path, quantisation: str) -> Iterator[Respond]:

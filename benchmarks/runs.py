@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -83,6 +85,49 @@ def ended_or_killed(process: BaseProcess, moment: float, deadline_s: float) -> b
     if process.exitcode:
         raise RuntimeError(f"the run ended with exit status {process.exitcode}")
     return True
+
+
+def kill_campaign(
+    process: Callable[[Path], BaseProcess],
+    folder: Path,
+    hashes: Callable[[Path], dict[str, str]],
+    reached: Callable[[Path], str | int],
+    *,
+    kills: int,
+    seed: int,
+    share: float = 1.0,
+) -> dict[str, Any]:
+    """Returns `kills` SIGKILLs of a computation, and whether what it leaves equals that of an undisturbed one.
+
+    A run is killed at a moment drawn from the first `share` of the time that the undisturbed one took, and started
+    again, until it ends; then another series begins in an empty folder.
+
+    Args:
+        process: which computes in a folder, not started.
+        folder: that gets one for each series.
+        hashes: file -> SHA-256 of what a run left.
+        reached: how far it came.
+        kills: of all series together, 1 or more.
+        seed: of the moments.
+        share: of the time.
+
+    Raises:
+        RuntimeError: a run failed, or took longer than an hour.
+    """
+    began = time.monotonic()
+    assert ended_or_killed(process(folder / "calm"), math.inf, DEADLINE_S)
+    calm_s, calm = time.monotonic() - began, hashes(folder / "calm")
+    rng, series = random.Random(seed), 0
+    rows: list[dict[str, Any]] = []
+    while (remaining := kills - sum(row["killed"] for row in rows)) or not rows[-1]["ended"]:
+        moment, inside = rng.uniform(0, share * calm_s) if remaining else math.inf, folder / f"killed-{series}"
+        ended = ended_or_killed(process(inside), moment, DEADLINE_S)
+        row = {"series": series, "after_s": moment if remaining else None, "killed": not ended, "ended": ended}
+        rows.append(row | {"reached": reached(inside), "equal": hashes(inside) == calm if ended else None})
+        series += ended
+        say(json.dumps(rows[-1]))
+    equal = all(row["equal"] for row in rows if row["ended"])
+    return {"seed": seed, "kills": kills, "calm_s": calm_s, "equal": equal, "files": calm, "runs": rows}
 
 
 @contextmanager

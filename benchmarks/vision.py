@@ -46,8 +46,7 @@ from nas.core.tower import Tower
 from nas.core.workload import Workload
 from nas.measure.protocol.bench import BenchOptions, bench_all
 from nas.measure.runtimes.toolchain import fetched
-from nas.model.nn.model import Model
-from nas.model.nn.weights import checkpoint_layout, load_weights
+from nas.model.nn.weights import load_model
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_lines
 from nas.train.posttrain.sft import padded
 from nas.train.posttrain.start import start_model
@@ -324,9 +323,7 @@ def _score_before(folder: Path, seed: int, talks: Sequence[str]) -> None:
     path.parent.mkdir(exist_ok=True)
     start = start_model(f"chat/seed{seed}")
     weights = start.tensors(path)
-    model = Model(checkpoint_layout(weights), None)
-    load_weights(model, weights)
-    scores = text_scores(folder, model.eval(), ChatTokenizer(start.tokenizer.tokenizer, "tokenizer.json"), talks)
+    scores = text_scores(folder, load_model(weights), ChatTokenizer(start.tokenizer.tokenizer, "tokenizer.json"), talks)
     write_durably(path, json.dumps({"text": scores}).encode())
 
 

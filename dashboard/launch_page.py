@@ -28,7 +28,7 @@ from nas.search.spaces import list_spaces, space_text, space_yaml
 from nas.search.study.check import support_filter
 from nas.search.study.estimate import Estimate
 from nas.search.study.events import stored_space
-from nas.serve.api.studies import SubmissionView, SubmitRequest
+from nas.serve.api.studies import EstimateRequest, SubmissionView, SubmitRequest
 from nas.serve.api.submissions import FILE, SubmittedStudies, check_space, estimate_space
 from nas.serve.api.types import StudyName
 from nas.serve.dashboard.access import Form, PageAccess
@@ -177,10 +177,11 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
     def check(request: Request, sent: Form = posted) -> Response:
         form, problems, preview, expected = LaunchForm.of(sent), list[Problem](), None, None
         try:
-            space = check_space(store, form.space, _DRAW_S)
+            order = EstimateRequest.model_validate({"space": form.space, "trials": form.trials or None})
+            space = check_space(store, order.space, _DRAW_S)
             preview = preview_of(space)
-            expected = estimate_space(store, space, int(form.trials) if form.trials.isdecimal() else None)
-        except NasError as error:
+            expected = estimate_space(store, space, order.trials)
+        except (NasError, ValidationError) as error:
             problems = problems_of(error, form)
         return page("launch.html", request, view=view(form, problems, checked=True, preview=preview, time=expected))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import shutil
 import stat
@@ -12,15 +11,10 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
 
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
-
-
-def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file, as 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class ContentFolder:
@@ -60,7 +54,7 @@ class ContentFolder:
         """
         target = self.path(sha256)
         try:
-            actual = file_sha256(target)
+            actual = sha256_of(target)
         except OSError as error:
             raise InfrastructureFailed(f"{target}: {error.strerror}") from error
         if actual != sha256:
@@ -89,7 +83,7 @@ class ContentFolder:
         Raises:
             InfrastructureFailed: its bytes are not `sha256`; it is removed.
         """
-        actual = file_sha256(temporary)
+        actual = sha256_of(temporary)
         if actual != sha256:
             temporary.unlink()
             raise InfrastructureFailed(f"content of {sha256[:12]}: the bytes have SHA-256 {actual[:12]} instead")

@@ -18,11 +18,11 @@ from typing import ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from nas.core.canonical import content_hash
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import PlanFile, Runner
-from nas.measure.runtimes.toolchain import EMULATION, build_environment, emulator_of, sha256_of, stream
+from nas.measure.runtimes.toolchain import EMULATION, build_environment, emulator_of, stream
 
 Log = Callable[[str], None]
 

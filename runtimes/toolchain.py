@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import os
 import platform
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nas.core import paths
+from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
 
 _KEPT = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH")
@@ -231,12 +231,6 @@ def fetched(
             raise InfrastructureFailed(f"{file} is not the pinned file: its SHA-256 differs from {sha256}")
         fresh.replace(path)
     return path
-
-
-def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _pip(what: str, remedy: str) -> list[str]:

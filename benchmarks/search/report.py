@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -10,7 +11,7 @@ from typing import Any
 from benchmarks.search.results import REFERENCE, Key
 from benchmarks.search.runs import ORACLE
 from nas.core.pareto import hypervolume
-from nas.core.stats import t_critical
+from nas.core.stats import mean_interval
 
 Results = Mapping[Key, Mapping[str, Any]]
 Fractions = dict[tuple[str, str, int], dict[int, dict[int, float]]]
@@ -133,10 +134,9 @@ def _paired(shares: Fractions, problem: str, mark: int, ours: str) -> list[float
 
 def interval(values: list[float]) -> dict[str, float]:
     """Returns the mean with its two-sided 95 % interval (Student's t)."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
+    mean, half = mean_interval(values)
+    if math.isinf(half):
         return {"mean": round(mean, 4), "n": len(values)}
-    half = t_critical(0.95, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return {"mean": round(mean, 4), "low": round(mean - half, 4), "high": round(mean + half, 4), "n": len(values)}
 
 

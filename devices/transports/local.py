@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from nas.core.canonical import content_hash
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InfrastructureFailed
-from nas.measure.devices.files import ContentFolder, file_sha256
+from nas.measure.devices.files import ContentFolder
 from nas.measure.devices.transports.base import TEXT_LIMIT, CommandResult, Lease, StaleLease, never
 from nas.measure.devices.transports.process import run_supervised
 
@@ -209,6 +209,6 @@ class LocalTransport:
 
 def _hash(path: Path) -> str:
     try:
-        return file_sha256(path)
+        return sha256_of(path)
     except OSError as error:
         raise InfrastructureFailed(f"{path}: {error.strerror}") from error

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nas.core.canonical import content_hash
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.device import show_cores
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.measure.devices.files import file_sha256
 from nas.measure.devices.transports import scripts
 from nas.measure.devices.transports.base import (
     READING_LIMIT,
@@ -254,7 +253,7 @@ class ShellTransport:
         if "folder" not in facts or "path" not in facts:
             raise InfrastructureFailed(f"{self._wire.name}: no folder for hilnas there: {said.strip()[-200:]!r}")
         self._ready = _Ready(facts["folder"], facts["path"], "")
-        self._ready = _Ready(facts["folder"], facts["path"], self.push(_SUPERVISOR, file_sha256(_SUPERVISOR)))
+        self._ready = _Ready(facts["folder"], facts["path"], self.push(_SUPERVISOR, sha256_of(_SUPERVISOR)))
 
     def claim(self, lease: Lease) -> None:
         self._lease = lease

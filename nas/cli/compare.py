@@ -37,10 +37,10 @@ from nas.measure.protocol.file_choice import (
     Check,
     Loss,
     bits_of,
-    check_limits,
     figures_of,
     problem_of,
     ranked,
+    require_measured,
     runtime_of,
     sentence,
 )
@@ -99,7 +99,6 @@ def command(
     family and published models, see `nas family compare`. See docs/how-to/choosing-a-file.md.
     """
     limits = [Limit.parse(text) for text in budget or ()]
-    check_limits(limits)
     files = list(dict.fromkeys(files))
     runtimes = {file: runtime_of(file) for file in files}
     workloads = [
@@ -108,10 +107,13 @@ def command(
             numbers_of(threads, "--threads"), numbers_of(context, "--context"), _kinds(kv)
         )
     ]
+    for limit in limits:
+        require_measured(limit.metric, workloads[0], "--budget")
     # Where files are made, nothing was trained on the text: half of it is compared on, as by `nas quantise`.
     sources = read_sources(corpus, HELD_OUT if types is None else 0.5) if corpus else ()
-    documents = [document for source in sources for document in source.documents]
-    texts = list(first_bytes((document.held_out for document in documents), text_bytes))
+    share = text_bytes // max(len(sources), 1)
+    held_out = ((document.held_out for document in source.documents) for source in sources)
+    texts = [text for source in held_out for text in first_bytes(source, share)]
     device_id, measured = device, 0
     with shown("preparing the device") as log, scratch_folder("compare") as scratch, ExitStack() as stack:
         if types is None:
@@ -122,7 +124,8 @@ def command(
             from nas.train.adapt.quantise import MOST_BYTES
 
             file, names = require_one(files), types_of(types)
-            rest = first_bytes((document.train for document in documents if importance), MOST_BYTES)
+            train = ((document.train for document in source.documents) for source in sources if importance)
+            rest = [text for source in train for text in first_bytes(source, MOST_BYTES // len(sources))]
             family = stack.enter_context(
                 MadeTypes(file, names, "\n\n".join(texts), "\n\n".join(rest), windows, scratch, log)
             )

@@ -76,8 +76,8 @@ app = command_app()
 def doctor(db: DatabaseOption = None, json: JsonFlag = False) -> None:
     """Diagnose problems on this machine and suggest fixes.
 
-    Exit code 1 if `nas launch` cannot work here, 0 if there are only warnings. Where the packages of searches are not
-    installed, this is checked as a host of devices.
+    Exit code 1 if `nas launch` cannot work here, 0 if there are only warnings. Where the packages for searching are
+    not installed, this machine is checked as a device host only.
     """
     findings = []
     for finding in run_checks(db):

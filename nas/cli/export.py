@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +11,12 @@ from nas.cli.lazy import command_app
 from nas.cli.options import LayoutArgument, OutputOption, QuantisationOption, RuntimeOption, SeedOption, read_layout
 from nas.cli.output import JsonFlag, print_fields, print_json, say
 from nas.cli.progress import shown
+from nas.core.canonical import sha256_of
 from nas.core.durable import output_file
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.units import show_count
 from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
-from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights, WholeExporter, projector_path
+from nas.measure.runtimes.base import Checkpoint, RandomWeights, WholeExporter, projector_path
 from nas.measure.runtimes.llama_cpp.runtime import LlamaCpp
 
 if TYPE_CHECKING:
@@ -58,14 +58,14 @@ def export(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Export a layout to a model file of a runtime, with random weights unless --checkpoint is option.
+    """Export a layout to a model file of a runtime, with random weights unless --checkpoint is given.
 
     Speed and memory do not depend on weight values, so random weights are enough for benchmarks. With --whole the file
     is in the runtime's own format and does not depend on hilnas; compiling it takes minutes at full size. See
     docs/how-to/releasing-a-model.md for its use in an app.
     """
     model, target = read_layout(layout), RUNTIMES[runtime]
-    weights = _weights(checkpoint, seed)
+    weights = RandomWeights(seed) if checkpoint is None else Checkpoint(checkpoint, sha256_of(checkpoint))
     carried = _tokenizer(checkpoint, tokenizer, whole)
     name, model = quantisation or model.quantisation or target.quantisations[0], model.architecture
     if whole is not None and not isinstance(target, WholeExporter):
@@ -106,16 +106,6 @@ def export(
     )
     if carried is not None:
         say(carried.describe())
-
-
-def _weights(checkpoint: Path | None, seed: int) -> Weights:
-    if checkpoint is None:
-        return RandomWeights(seed)
-    try:
-        content = checkpoint.read_bytes()
-    except OSError as error:
-        raise InvalidInput(str(error), where="--checkpoint") from error
-    return Checkpoint(checkpoint, hashlib.sha256(content).hexdigest())
 
 
 def _tokenizer(checkpoint: Path | None, option: Path | None, whole: int | None) -> FoundTokenizer | None:

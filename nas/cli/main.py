@@ -87,10 +87,14 @@ def main() -> None:
             raise
         text = "stored data cannot be read, because it is damaged or of another version: "
         _fail(InvalidInput(text + " ".join(str(error).split())[:500]), InvalidInput.exit_code)
-    except RuntimeError as error:  # of pathlib before Python 3.13, for a link that leads to itself
-        if not str(error).startswith("Symlink loop"):
+    except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError":  # of torch, on a GPU
+            text = f"the GPU has too little memory: {str(error).splitlines()[0]} Settings of batches lower it."
+            _fail(InfrastructureFailed(text), InfrastructureFailed.exit_code)
+        elif not str(error).startswith("Symlink loop"):  # of pathlib before Python 3.13, for a link to itself
             raise
-        _fail(error, InvalidInput.exit_code)
+        else:
+            _fail(error, InvalidInput.exit_code)
 
 
 def _open_streams() -> None:

@@ -28,6 +28,7 @@ _EVERY_S = 30.0
 _SILENT_S = 60.0
 """Seconds of silence after which a line says what is still being done."""
 _REDRAWS_PER_S = 4
+_AT_ONCE_S = 1.0
 
 
 @contextmanager
@@ -52,7 +53,7 @@ class _Work:
     """A piece of work.
 
     Args:
-        first: parts that were done before it began.
+        first: parts that were done before it began, or at once: an earlier command did them.
         done: parts that are done.
         total: all parts.
         began: monotonic time.
@@ -100,6 +101,8 @@ class _Display(ABC):
             if work is None or line.done < work.done:
                 work = self._works[line.what] = _Work(line.done, line.done, line.total)
             work.done, work.total = line.done, line.total
+            if time.monotonic() - work.began < _AT_ONCE_S:
+                work.first = line.done
             self._show(line, work)
             if line.done >= line.total:
                 del self._works[line.what]

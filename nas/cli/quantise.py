@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +15,12 @@ from nas.cli.options import BudgetOption, DatabaseOption, DeviceOption, OutputOp
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
 from nas.core.durable import output_file, scratch_folder
-from nas.core.errors import InvalidInput, UnknownName
+from nas.core.errors import InvalidInput
 from nas.core.limit import Limit
 from nas.core.metrics import metric
 from nas.core.units import show_figure
+from nas.core.workload import Workload
+from nas.measure.protocol.file_choice import require_measured
 
 if TYPE_CHECKING:
     from nas.measure.protocol.bench import Log
@@ -37,11 +39,16 @@ def command(
     output: OutputOption,
     corpus: Annotated[
         list[Path],
-        typer.Option("--corpus", "-c", help="File or folder of text, to tell what types lose.", show_default=False),
+        typer.Option(
+            "--corpus",
+            "-c",
+            help="File or folder of text, to tell what types lose; of several, as much of each.",
+            show_default=False,
+        ),
     ],
     budget: BudgetOption = None,
     minimise: Annotated[
-        str, typer.Option("--minimise", help="What the budgets leave open: kl, file_size, or a figure of the device.")
+        str, typer.Option("--minimise", help="What to minimise: kl, file_size, or a figure of the device.")
     ] = "kl",
     device: DeviceOption = "local",
     types: Annotated[
@@ -52,7 +59,8 @@ def command(
         int, typer.Option("--parts", min=1, max=64, help="Parts of the depth with types of their own.")
     ] = 3,
     windows: Annotated[
-        int, typer.Option("--windows", min=2, help="Windows of 256 tokens by which types are chosen.")
+        int,
+        typer.Option("--windows", min=2, help="Windows of 256 tokens that choose types; twice as many judge files."),
     ] = 8,
     importance: Annotated[
         bool, typer.Option("--importance/--no-importance", help="Weigh errors by an importance matrix of the text.")
@@ -67,27 +75,30 @@ def command(
     """Write a GGUF file whose tensors have the types that keep budgets on a device and lose least.
 
     Budgets are metrics of a file or of its device, such as file_size<=80MB and decode_p50<=12ms, and kl, the divergence
-    from the source in nats a token. Half of the text is for the importance matrix, a quarter chooses types, and the
-    last quarter tells what the chosen file loses. Divergences are kept in the cache: a command that was stopped
-    continues where it was. See docs/how-to/quantising.md.
+    from the source in nats a token. Half of the text is for the importance matrix. The rest has three parts: windows of
+    the first choose types, those of the second decide whether a file breaks a budget of kl, so that types are chosen
+    again, and those of the third tell what the chosen file loses. Divergences are kept in the cache: a command that was
+    stopped continues where it was. See docs/how-to/quantising.md.
     """
     from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-    from nas.model.text.documents import first_bytes, read_sources
+    from nas.model.text.documents import read_sources
+    from nas.train.adapt.made_types import types_of
     from nas.train.adapt.quantise import KL, MOST_BYTES, TYPES, Quantiser, QuantiseRequest
 
-    limits, kl = _budgets(budget or ())
-    if minimise != KL and metric(minimise).direction != "min":
-        raise InvalidInput(f"{minimise} is no cost: minimise one that is better when smaller", where="--minimise")
+    workload = workload_of(prompt=prompt, gen=gen, context=0, threads=threads)
+    limits, kl = _budgets(budget or (), workload)
+    if minimise != KL:
+        if metric(minimise).direction != "min":
+            raise InvalidInput(f"{minimise} is no cost: minimise one that is better when smaller", where="--minimise")
+        require_measured(minimise, workload, "--minimise")
     if minimise == KL and not limits:
         raise InvalidInput("without a budget the largest file loses least: name file_size or another", where="--budget")
-    names = list(dict.fromkeys((types or ",".join(TYPES)).lower().replace(" ", "").split(",")))
-    for name in names:
-        if name not in TYPES:
-            raise UnknownName("type", name, TYPES)
+    names = types_of(types, TYPES) if types else TYPES
     sources = read_sources(corpus, 0.5)
-    documents = [document for source in sources for document in source.documents]
-    train = "\n\n".join(first_bytes((document.train for document in documents), MOST_BYTES))
-    rest = "\n\n".join(first_bytes((document.held_out for document in documents), 2 * MOST_BYTES))
+    (train,) = _shared([(document.train for document in source.documents) for source in sources], MOST_BYTES, 1)
+    chosen_on, decided_on, reported_on = _shared(
+        [(document.held_out for document in source.documents) for source in sources], MOST_BYTES, 3
+    )
     with (
         shown("preparing") as log,
         output_file(output, reads=[model, *corpus]) as file,
@@ -96,8 +107,9 @@ def command(
         source = _gguf(model, scratch, log)
         request = QuantiseRequest(
             source=source,
-            chosen_on=rest[: len(rest) // 2],
-            reported_on=rest[len(rest) // 2 :],
+            chosen_on=chosen_on,
+            decided_on=decided_on,
+            reported_on=reported_on,
             importance_from=train if importance else "",
             limits=limits,
             kl=kl,
@@ -106,7 +118,7 @@ def command(
             parts=parts,
             windows=windows,
             device=device,
-            workload=workload_of(prompt=prompt, gen=gen, context=0, threads=threads),
+            workload=workload,
             repetitions=reps,
             threads=len(os.sched_getaffinity(0)),
             db=db,
@@ -116,23 +128,37 @@ def command(
     if json:
         print_json(_json(output, chosen))
         return
-    _print(output, chosen, limits, kl)
+    _print(output, chosen)
 
 
-def _budgets(texts: Sequence[str]) -> tuple[list[Limit], float | None]:
+def _budgets(texts: Iterable[str], workload: Workload) -> tuple[list[Limit], float | None]:
     """Returns budgets of figures, and that of the divergence."""
-    limits, kl = [], None
+    budgets: dict[str, Limit] = {}
     for text in texts:
         if match := _KL.fullmatch(text):
             try:
-                kl = float(match[1])
+                limit = Limit("kl", float(match[1]))
             except ValueError:
                 raise InvalidInput(f"no number: {match[1]!r}", where="--budget") from None
         else:
-            limits.append(Limit.parse(text))
-            if metric(limits[-1].metric).source == "proxy":
-                raise InvalidInput(f"{limits[-1].metric} is not measured of a file", where="--budget")
-    return limits, kl
+            limit = Limit.parse(text)
+            require_measured(limit.metric, workload, "--budget")
+        if limit.metric in budgets:
+            raise InvalidInput(f"{limit.metric} has two budgets: give one", where="--budget")
+        budgets[limit.metric] = limit
+    kl = budgets.pop("kl", None)
+    return list(budgets.values()), None if kl is None else kl.value
+
+
+def _shared(sources: Sequence[Iterable[str]], most: int, count: int) -> list[str]:
+    """Returns `count` texts of about `most` bytes, each with as much of every source, unless a source is shorter."""
+    from nas.model.text.documents import first_bytes
+
+    texts = ["\n\n".join(first_bytes(source, count * most // len(sources))) for source in sources]
+    return [
+        "\n\n".join(text[len(text) * part // count : len(text) * (part + 1) // count] for text in texts)
+        for part in range(count)
+    ]
 
 
 def _gguf(model: Path, scratch: Path, log: Log) -> Path:
@@ -160,7 +186,7 @@ def _gguf(model: Path, scratch: Path, log: Log) -> Path:
     return half
 
 
-def _print(output: Path, chosen: Quantised, limits: Sequence[Limit], kl: float | None) -> None:
+def _print(output: Path, chosen: Quantised) -> None:
     roles = list(dict.fromkeys(slot.role for slot in chosen.types))
     count = 1 + max(slot.part for slot in chosen.types)
     by_place = {(slot.role, slot.part): kind for slot, kind in chosen.types.items()}
@@ -172,7 +198,7 @@ def _print(output: Path, chosen: Quantised, limits: Sequence[Limit], kl: float |
         [_score(score) for score in (chosen.score, *chosen.beside)],
     )
     typer.echo()
-    print_fields([("file", output), *_fields(chosen, kl)])
+    print_fields([("file", output), *_fields(chosen)])
     if not chosen.keeps_all:
         say(f"it breaks {' and '.join(str(check.limit) for check in chosen.checks if check.verdict == 'broken')}")
 
@@ -188,16 +214,11 @@ def _score(score: Score) -> list[str]:
     ]
 
 
-def _fields(chosen: Quantised, kl: float | None) -> Iterator[tuple[str, object]]:
-    if kl is not None:
-        divergence, half = chosen.score.kl
-        verdict = "kept" if divergence + half <= kl else "broken" if divergence - half > kl else "open"
-        yield f"kl <= {kl:g}", f"{verdict}; expected {chosen.expected['kl']:.4f}"
+def _fields(chosen: Quantised) -> Iterator[tuple[str, object]]:
     for check in chosen.checks:
-        figure, unit = check.figure, metric(check.limit.metric).unit
-        value = "unknown" if figure.value is None else show_figure(figure.value, figure.low, figure.high, unit)
-        expected = chosen.expected[check.limit.metric]
-        yield str(check.limit), f"{check.verdict}: {value}; expected {expected:.4g} {unit}"
+        figure, expected = check.figure, chosen.expected[check.limit.metric]
+        value = "unknown" if figure.value is None else show_figure(figure.value, figure.low, figure.high, figure.unit)
+        yield str(check.limit), f"{check.verdict}: {value}; expected {expected:.4g} {figure.unit}"
 
 
 def _json(output: Path, chosen: Quantised) -> dict[str, Any]:

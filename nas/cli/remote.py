@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from getpass import getuser
-from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -31,34 +31,6 @@ ServerOption = Annotated[
         help="Use this coordinator instead of a database; add it with 'nas server add'.",
     ),
 ]
-
-
-class Fleet(Protocol):
-    """Devices and agents of a coordinator or database."""
-
-    def devices(self) -> Json:
-        """Lists all devices, as `nas.serve.api.devices.DevicePage`."""
-
-    def device(self, id: str) -> Json:
-        """Returns a device, as `DeviceDetail`."""
-
-    def order(self, id: str, what: DeviceOrder, reason: str) -> Json:
-        """Applies an order to a device; returns its new `DeviceView`."""
-
-    def label(self, id: str, labels: Json) -> Json:
-        """Sets the name, note or tags of a device (`LabelRequest`); returns its new `DeviceView`."""
-
-    def reserve(self, id: str, request: Json) -> Json:
-        """Reserves a device (`ReserveRequest`); returns its new `DeviceView`."""
-
-    def retire(self, id: str) -> Json:
-        """Retires a device; returns its new `DeviceView`."""
-
-    def agents(self) -> Json:
-        """Lists all agents, as `AgentPage`."""
-
-    def revoke(self, agent: str) -> Json:
-        """Revokes the secret of an agent; returns its new `AgentView`."""
 
 
 def open_server(server: str, db: str | None = None) -> UsersClient:
@@ -139,6 +111,10 @@ class _Local:
 
     def revoke(self, agent: str) -> Json:
         return self._fleet.revoke_secret(self._store, agent).model_dump(mode="json")
+
+
+Fleet = _Remote | _Local
+"""Devices and agents of a coordinator or a database; what is returned has the forms of `nas.serve.api.devices`."""
 
 
 def _checked(id: str, model: type[Request], fields: Json) -> Request:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
 
 from nas.cli.output import print_table, say
-from nas.core.stats import Z95
+from nas.core.stats import interval
 from nas.core.units import show_count, show_duration, show_figure, show_number, show_share
 from nas.search.analysis.history import VolumeView
 from nas.serve.views.base import Interval
@@ -149,10 +148,7 @@ def _value(row: Mapping[str, Any], objective: Mapping[str, Any], wide: bool) -> 
     value, sd = row["objectives"][objective["name"]], row["sd"][objective["name"]]
     if value is None or sd is None:
         return "" if value is None else show_number(value)
-    low, high = (
-        value * math.exp(side * Z95 * sd) if objective["transform"] == "log" else value + side * Z95 * sd
-        for side in (-1, 1)
-    )
+    low, high = interval(value, sd, objective["transform"])
     return show_figure(value, low, high) if wide else show_number(value, low, high)
 
 

@@ -76,7 +76,7 @@ def command(
             "--vocab",
             min=2,
             max=1 << 24,
-            help="Token ids of prompts are below it.",
+            help="Vocabulary size: token ids of prompts are below it.",
             show_default=f"the model's own; {_VOCABULARY} at a URL",
         ),
     ] = None,

@@ -19,6 +19,8 @@ __all__ = [
     "Z95",
     "floor",
     "geometric_mean",
+    "interval",
+    "mean_interval",
     "quantile",
     "repetition_figure",
     "sum_log_sd",
@@ -60,6 +62,20 @@ def _central_probability(theta: float, dof: int) -> float:
         term *= cosine * cosine * (k - 1) / k
         total += term
     return 2 / math.pi * (theta + sine * total) if odd else sine * total
+
+
+def interval(value: float, sd: float, transform: str) -> tuple[float, float]:
+    """Returns the 95 % interval of a normal value; of `transform` "log", `sd` is that of its logarithm."""
+    if transform == "log":
+        return value * math.exp(-Z95 * sd), value * math.exp(Z95 * sd)
+    return value - Z95 * sd, value + Z95 * sd
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the mean and the half width of its 95 % interval (Student's t); infinite for a single value."""
+    if len(values) < 2:
+        return fmean(values), math.inf
+    return fmean(values), t_critical(0.95, len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 def floor(values: Sequence[float]) -> float:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nas.core import paths
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
-from nas.core.stats import Z95
+from nas.core.stats import interval
 from nas.core.trust import certificate_fault, open_http
 
 if TYPE_CHECKING:
@@ -325,8 +324,7 @@ def _interval(value: float | None, sd: float | None, transform: str) -> Json:
     """Returns a value with its 95 % interval; of a logarithmic objective, `sd` is relative."""
     if value is None or sd is None:
         return {"value": value, "low": None, "high": None}
-    factor = math.exp(Z95 * sd)
-    low, high = (value / factor, value * factor) if transform == "log" else (value - Z95 * sd, value + Z95 * sd)
+    low, high = interval(value, sd, transform)
     return {"value": value, "low": low, "high": high}
 
 

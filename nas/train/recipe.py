@@ -30,18 +30,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from nas.core.errors import InvalidInput
 from nas.core.family import TRAINING, MemberTraining, read_record
 from nas.model.nn.fit import Log
-from nas.search.spaces.problems import read_model
 from nas.train.posttrain.merging import MergeRequest, MergeStageSettings
 from nas.train.posttrain.prefer import PreferRequest, PreferSettings
 from nas.train.posttrain.sft import SftRequest, SftSettings
 from nas.train.posttrain.start import StartRequest, origin_of, require_member
 from nas.train.pretrain.member_training import (
     TrainingRequest,
-    WriteFiles,
     before_first,
     names_of,
     train_member,
-    write_files_of,
 )
 from nas.train.pretrain.next_token import LongRequest, PretrainingRequest
 from nas.train.pretrain.recipe import Settings
@@ -245,15 +242,6 @@ class PostTrainingRecipe(_Config):
         return requests
 
 
-def read_recipe(path: Path) -> PostTrainingRecipe:
-    """Reads a recipe from a YAML file.
-
-    Raises:
-        InvalidInput: one line for each problem, as `file:line: message`.
-    """
-    return read_model(path, PostTrainingRecipe)
-
-
 def run_recipe(
     family: str,
     size: str,
@@ -264,7 +252,6 @@ def run_recipe(
     workers: int | None = None,
     files: FileOptions | None = None,
     checkpoint_s: float = 60.0,
-    write: WriteFiles = write_files_of,
 ) -> MemberTraining:
     """Runs the stages of a recipe that have not ended; writes the member's files after the last one.
 
@@ -277,7 +264,6 @@ def run_recipe(
         workers: processes; see `TrainingRequest`.
         files: files to write.
         checkpoint_s: least seconds between checkpoints.
-        write: writes the files.
 
     Returns:
         The record of the last stage of the member's own weights, with those of the others in `before`.
@@ -312,7 +298,7 @@ def run_recipe(
     for number, request in enumerate(requests, 1):
         log(f"stage {number} of {count}: {request.name or request.kind}")
         request = replace(request, workers=workers, checkpoint_s=checkpoint_s, files=files or FileOptions())
-        record = train_member(family, size, request, log, write, before=before, last=number == len(requests))
+        record = train_member(family, size, request, log, before=before, last=number == len(requests))
         before = record.history
     if retrieval is not None:
         log(f"stage {count} of {count}: {retrieval.name or retrieval.kind}")

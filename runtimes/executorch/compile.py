@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.measure.runtimes import zig
@@ -22,7 +23,7 @@ from nas.measure.runtimes.base import RandomWeights
 from nas.measure.runtimes.build_cache import Log, Variant, run_step
 from nas.measure.runtimes.executorch.variants import LIBRARIES, NAME, ExecuTorchSpec
 from nas.measure.runtimes.executorch.writer import write_artifact
-from nas.measure.runtimes.toolchain import fetched, find_compiler, host_target, sha256_of
+from nas.measure.runtimes.toolchain import fetched, find_compiler, host_target
 
 PACKAGE = "executorch"
 VERSION = "1.5.1"

@@ -38,6 +38,7 @@ def lower(program: Program, module: ProgramModule) -> bytes:
 
     Raises:
         CandidateFailed: ExecuTorch cannot lower it (export).
+        InfrastructureFailed: this machine has too little memory or disk.
     """
     inputs, shapes = example_inputs(program)
     with quiet():
@@ -96,36 +97,44 @@ def _lower(module: nn.Module, inputs: tuple[torch.Tensor, ...], shapes: Any, kin
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.passes import MemoryPlanningPass
 
-    try:
-        with torch.no_grad(), few_passes():
-            exported = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
-            for node in exported.graph.nodes:
-                node.meta.setdefault("custom", {})["delegate_constant_tag"] = TAG
-            edge = to_edge_transform_and_lower(
-                {"forward": exported},
-                partitioner={"forward": [XnnpackPartitioner()]},
-                compile_config=EdgeCompileConfig(_check_ir_validity=False),
-            )
-            planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
-            config = ExecutorchBackendConfig(memory_planning_pass=planning, external_constants=_outside)
-            lowered = edge.to_executorch(config)
-    except (MemoryError, OSError) as error:
-        raise InfrastructureFailed(
-            f"this machine cannot lower a {kind} program: {type(error).__name__}: {error}"
-        ) from error
-    except Exception as error:
-        # Torch, torchao and ExecuTorch have dozens of error classes without a common one. Whichever it is, this program
-        # cannot be had: that concerns the layouts with such a block, and must not end a search over others.
-        message = str(error).strip() or "no message"
-        raise CandidateFailed(
-            "export", f"ExecuTorch cannot lower a {kind} program: {type(error).__name__}: {message}"
-        ) from error
+    with lowering(f"a {kind} program"):
+        exported = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
+        for node in exported.graph.nodes:
+            node.meta.setdefault("custom", {})["delegate_constant_tag"] = TAG
+        edge = to_edge_transform_and_lower(
+            {"forward": exported},
+            partitioner={"forward": [XnnpackPartitioner()]},
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
+        planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
+        config = ExecutorchBackendConfig(memory_planning_pass=planning, external_constants=_outside)
+        lowered = edge.to_executorch(config)
     return bytes(lowered.buffer)
 
 
 def _outside(node: torch.fx.Node) -> str | None:
     """Returns the file that a constant goes to: parameters are outside the program, buffers (masks) in it."""
     return TAG if node.name.startswith("p_") else None
+
+
+@contextlib.contextmanager
+def lowering(what: str) -> Iterator[None]:
+    """Lowers without gradients and by few passes; whatever goes wrong is an error of ours.
+
+    Raises:
+        InfrastructureFailed: this machine has too little memory or disk.
+        CandidateFailed: it cannot be lowered (export).
+    """
+    try:
+        with torch.no_grad(), few_passes():
+            yield
+    except (MemoryError, OSError) as error:
+        raise InfrastructureFailed(f"this machine cannot lower {what}: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        # Torch, torchao and ExecuTorch have dozens of error classes without a common one. Whichever it is, this program
+        # cannot be had: that concerns the layouts with such a block, and must not end a search over others.
+        message = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+        raise CandidateFailed("export", f"ExecuTorch cannot lower {what}: {message}") from error
 
 
 @contextlib.contextmanager

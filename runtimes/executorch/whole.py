@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.core.errors import CandidateFailed, Unsupported
+from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile
 from nas.measure.runtimes.base import Checkpoint, Weights
 from nas.measure.runtimes.executorch.chain import Attend, Cache, Chain, Method, Step, build_chain, require
 from nas.measure.runtimes.executorch.contents import CheckpointContents, Contents, DrawnContents, decoded
 from nas.measure.runtimes.executorch.kinds import KINDS
-from nas.measure.runtimes.executorch.lowering import few_passes, module_of, quantised, quiet, set_int4, state_shape
+from nas.measure.runtimes.executorch.lowering import lowering, module_of, quantised, quiet, set_int4, state_shape
 from nas.measure.runtimes.executorch.modules import Attention, ProgramModule
 from nas.measure.runtimes.executorch.programs import CHUNK, Program
 from nas.measure.runtimes.writing import hashed, replacing
@@ -44,7 +44,7 @@ def write_whole_graph(layout: Layout, weights: Weights, context: int, destinatio
         Unsupported: ExecuTorch does not carry the layout, or its own attention does not.
         InvalidInput: the checkpoint does not fit the layout.
         CandidateFailed: ExecuTorch cannot lower it (export).
-        InfrastructureFailed: the file cannot be written.
+        InfrastructureFailed: the file cannot be written, or memory or disk run out.
     """
     require(layout)
     chain = build_chain(layout, quantisation)
@@ -368,23 +368,20 @@ def _lower(model: WholeGraph, layout: Layout, context: int) -> bytes:
 
         length = torch.export.Dim("S", min=1, max=min(CHUNK, context))
         inputs = (torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, dtype=torch.long))
-        try:
-            with torch.no_grad(), few_passes():
-                exported = torch.export.export(model.eval(), inputs, dynamic_shapes=({1: length}, None), strict=False)
-                edge = to_edge_transform_and_lower(
-                    {"forward": exported},
-                    partitioner={"forward": [XnnpackPartitioner()]},
-                    compile_config=EdgeCompileConfig(_check_ir_validity=False),
-                    constant_methods=_constant_methods(layout, context),
+        with lowering("the whole graph"):
+            exported = torch.export.export(model.eval(), inputs, dynamic_shapes=({1: length}, None), strict=False)
+            edge = to_edge_transform_and_lower(
+                {"forward": exported},
+                partitioner={"forward": [XnnpackPartitioner()]},
+                compile_config=EdgeCompileConfig(_check_ir_validity=False),
+                constant_methods=_constant_methods(layout, context),
+            )
+            lowered = edge.to_executorch(
+                ExecutorchBackendConfig(
+                    do_quant_fusion_and_const_prop=True,
+                    memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False),
                 )
-                lowered = edge.to_executorch(
-                    ExecutorchBackendConfig(
-                        do_quant_fusion_and_const_prop=True,
-                        memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False),
-                    )
-                )
-        except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
-            raise CandidateFailed("export", f"ExecuTorch cannot lower the whole graph: {error}") from error
+            )
         return bytes(lowered.buffer)
 
 

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ import psutil
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError, Unsupported
 from nas.core.plan import PlanFile
 from nas.measure.runtimes.build_cache import plan_file
 from nas.measure.runtimes.dialogue import Dialogue, draw, serve, serve_vectors
@@ -42,6 +43,12 @@ Watch = Callable[[int, bool, int | None], bool]
 _DEADLINE_S = 600.0
 _KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
 _LIBRARIES = "LLAMA_CPP_LIB_PATH"
+_FAULTS = (signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+"""Signals of a process that fails by itself; SIGBUS is what a mapped file gets of a full disk."""
+_FULL = re.compile(
+    "No space left on device|Disk quota exceeded|iostream|std::bad_alloc|MemoryError|Cannot allocate memory"
+)
+"""What is said of a full disk, the third by llama.cpp's quantiser, and of full memory."""
 
 
 def run_command(
@@ -50,13 +57,22 @@ def run_command(
     """Runs one of `_COMMANDS` on MODEL and ARGUMENTS in a process that loads the libraries of `build`.
 
     Raises:
-        CandidateFailed: the process died or hung on this model (crash).
+        CandidateFailed: the process died on this model (crash).
+        InfrastructureFailed: it was killed or took longer than the deadline, or memory or a disk is full.
     """
     environment = _environment(build)
     argv = [sys.executable, "-m", __name__, command, str(model), *arguments]
     code, tail = stream(argv, deadline_s=deadline_s, env=environment)
     if code != 0:
-        raise CandidateFailed("crash", f"llama.cpp died on {model.name} (exit code {code}):\n{tail}")
+        raise _failure("llama.cpp", model, code, tail)
+
+
+def _failure(program: str, model: Path, code: int, tail: str) -> NasError:
+    """Returns what a process died of: of the model or of this machine."""
+    if (code < 0 and -code not in _FAULTS) or _FULL.search(tail):
+        why = "memory or a disk is full, it took too long, or it was killed"
+        return InfrastructureFailed(f"{program} did not finish with {model.name} (exit code {code}): {why}\n{tail}")
+    return CandidateFailed("crash", f"{program} died on {model.name} (exit code {code}):\n{tail}")
 
 
 def _environment(build: Build) -> dict[str, str]:
@@ -260,7 +276,8 @@ def evaluate(
     `chunks` are lengths that add up to that of `tokens`; `watch` keeps the choices of experts.
 
     Raises:
-        CandidateFailed: the process died or hung on this model (crash).
+        CandidateFailed: the process died on this model (crash).
+        InfrastructureFailed: it was stopped by this machine; see `run_command`.
     """
     assert sum(chunks) == len(tokens)
     ids, out = scratch / "tokens.npy", scratch / "logits.npz"
@@ -406,7 +423,8 @@ def bits_per_byte(build: Build, model: Path, texts: Sequence[str], threads: int)
     Raises:
         Unsupported: the file holds no tokenizer.
         InvalidInput: it is no GGUF file.
-        CandidateFailed: the process died or hung on this model (crash), or gives no finite figure (not_finite).
+        CandidateFailed: the process died on this model (crash), or gives no finite figure (not_finite).
+        InfrastructureFailed: it was stopped by this machine; see `run_command`.
     """
     if read_header(model).tokenizer == "none":
         raise Unsupported("the file holds no tokenizer", where=str(model))
@@ -471,7 +489,7 @@ def quantise_file(
 
     Raises:
         CandidateFailed: llama.cpp refuses the file or dies on it (crash).
-        InfrastructureFailed: the file cannot be written.
+        InfrastructureFailed: the file cannot be written, or this machine stopped it; see `run_command`.
     """
     request = {
         "ftype": MIXTURES[quantisation],
@@ -542,6 +560,7 @@ def write_importance(build: Build, model: Path, text: str, destination: Path, th
     Raises:
         InvalidInput: the text is shorter.
         CandidateFailed: llama-imatrix refuses the model, or dies (crash).
+        InfrastructureFailed: it was stopped by this machine; see `run_command`.
     """
     with replacing(destination) as partial, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text"
@@ -557,7 +576,7 @@ def write_importance(build: Build, model: Path, text: str, destination: Path, th
                 where="--corpus",
             )
         if code != 0 or not partial.is_file():
-            raise CandidateFailed("crash", f"llama-imatrix failed on {model.name} (exit code {code}):\n{tail}")
+            raise _failure("llama-imatrix", model, code, tail)
 
 
 def _token_count(build: Build, model: Path, text: Path) -> int:
@@ -581,14 +600,15 @@ def write_predictions(build: Build, model: Path, text: str, windows: int, folder
     Args:
         build: its library computes them.
         model: a GGUF file with tokenizer.
-        text: its first `windows` windows of `WINDOW` tokens are predicted.
-        windows: of the text.
+        text: what is predicted.
+        windows: of `WINDOW` tokens, spread evenly over the text.
         folder: holds nothing else.
         threads: compute threads.
 
     Raises:
         InvalidInput: the text is shorter.
-        CandidateFailed: the process died or hung on this model (crash).
+        CandidateFailed: the process died on this model (crash).
+        InfrastructureFailed: it was stopped by this machine; see `run_command`.
     """
     (folder / "text").write_text(text, encoding="utf-8")
     run_command(build, "predict", model, [str(folder), str(windows), str(threads)], deadline_s=_PREDICTIONS_S)
@@ -607,14 +627,18 @@ def _predict(model: str, folder: str, windows: str, threads: str) -> None:
     (Path(folder) / "tokens").write_text(str(len(ids)))
     if len(ids) <= int(windows) * WINDOW:
         return
-    starts = range(0, int(windows) * WINDOW, WINDOW)
+    starts = [(len(ids) - 1) * number // int(windows) for number in range(int(windows))]
     rows = np.array([ids[start : start + WINDOW + 1] for start in starts], np.int32)
     shape = (len(rows), WINDOW, session.vocab)
     predictions = np.lib.format.open_memmap(str(Path(folder) / "likely.npy"), "w+", np.float16, shape)
-    for row, likely in zip(rows, predictions, strict=True):
+    top = []
+    for row, rounded in zip(rows, predictions, strict=True):
         session.reset()
-        likely[:] = _log_softmax(session.feed(row[:-1].tolist()))
+        likely = _log_softmax(session.feed(row[:-1].tolist()))
+        rounded[:] = likely
+        top.append(likely.argmax(-1))  # rounding makes tokens equal
     predictions.flush()
+    np.save(Path(folder) / "top.npy", np.array(top))
     sizes = [[len(session.text_of(int(token))) for token in row[1:]] for row in rows]
     np.save(Path(folder) / "sizes.npy", np.array(sizes).sum(1))
     np.save(Path(folder) / "ids.npy", rows)
@@ -650,7 +674,8 @@ def divergence(build: Build, model: Path, folder: Path, threads: int) -> Diverge
     """Returns how a file differs from the model whose predictions are in `folder`.
 
     Raises:
-        CandidateFailed: the process died or hung on this model (crash), or its figures are not finite (not_finite).
+        CandidateFailed: the process died on this model (crash), or its figures are not finite (not_finite).
+        InfrastructureFailed: it was stopped by this machine; see `run_command`.
     """
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "divergence.json"
@@ -662,16 +687,16 @@ def divergence(build: Build, model: Path, folder: Path, threads: int) -> Diverge
 
 
 def _diverge(model: str, folder: str, threads: str, out: str) -> None:
-    rows, sizes = (np.load(Path(folder) / f"{name}.npy", allow_pickle=False) for name in ("ids", "sizes"))
+    rows, sizes, top = (np.load(Path(folder) / f"{name}.npy", allow_pickle=False) for name in ("ids", "sizes", "top"))
     predictions = np.load(Path(folder) / "likely.npy", mmap_mode="r", allow_pickle=False)
     session = Session(model, WINDOW, WINDOW, threads=int(threads))
     kl, nats, same = [], [], []
-    for row, stored in zip(rows, predictions, strict=True):
+    for row, stored, best in zip(rows, predictions, top, strict=True):
         session.reset()
         likely, theirs = _log_softmax(session.feed(row[:-1].tolist())), stored.astype(np.float32)
         kl.append(float((np.exp(theirs) * (theirs - likely)).sum(-1).mean()))
         nats.append(-float(np.take_along_axis(likely, row[1:, None].astype(np.int64), -1).sum()))
-        same.append(float((likely.argmax(-1) == theirs.argmax(-1)).mean()))
+        same.append(float((likely.argmax(-1) == best).mean()))
     result = Divergence(kl, nats, sizes.tolist(), same)
     Path(out).write_text(json.dumps(result._asdict()), encoding="utf-8")
 

@@ -317,7 +317,10 @@ MAMBA2 = GgufKind(
     ),
     rules=_mamba2_rules,
     refuses=_without_convolution,
-    not_stock="Mamba-2 layers are in stock architectures only beside attention in each (falcon-h1)",
+    not_stock=(
+        "Mamba-2 layers are in stock architectures only beside attention in each (falcon-h1) or in turns with attention"
+        " without QK-norm (granitehybrid)"
+    ),
 )
 
 

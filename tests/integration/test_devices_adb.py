@@ -14,8 +14,8 @@ from adb_shell.transport.tcp_transport import TcpTransport
 from device_faults import LATEST_S, RUNNER, RemoteFaults, reached
 from device_lab import Machine, adbd, within
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.measure.devices.files import file_sha256
 from nas.measure.devices.transports import TRANSPORTS, adb, adb_device
 from nas.measure.devices.transports.adb import AdbWire
 from nas.measure.devices.transports.adb_device import AdbKey
@@ -124,7 +124,7 @@ def test_over_usb(device: Machine, keys: Path, tmp_path: Path, monkeypatch: pyte
         run(transport, "yes", output_limit=1 << 30, cancelled=lambda: True)
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 10_000)
-    sha256 = file_sha256(path)
+    sha256 = sha256_of(path)
     assert device_hash(transport, transport.push(path, sha256)) == sha256
     transport.close()
 
@@ -147,7 +147,7 @@ def test_through_an_adb_server(server: str, device: Machine, tmp_path: Path) -> 
     assert run(transport, "echo out; exit 7").exit_code == 7
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 10_000)
-    sha256 = file_sha256(path)
+    sha256 = sha256_of(path)
     assert device_hash(transport, transport.push(path, sha256)) == sha256
     with ThreadPoolExecutor(1) as threads:
         result = threads.submit(transport.run, RUNNER, env={}, deadline_s=300, output_limit=100)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from device_lab import sshd
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
-from nas.measure.devices.files import file_sha256
 from nas.measure.devices.transports.shell import ShellTransport
 from nas.measure.devices.transports.ssh import SshAddress, SshWire, host_key, pin
 from nas.testing.transport_contract import device_hash, run
@@ -69,7 +69,7 @@ def test_a_login_shell(name: str, tmp_path: Path) -> None:
         assert (result.stdout, result.stderr_tail, result.exit_code) == (b"out\n", b"err\n", 7)
         path = tmp_path / "file"
         path.write_bytes(bytes(range(256)))
-        sha256 = file_sha256(path)
+        sha256 = sha256_of(path)
         assert device_hash(transport, transport.push(path, sha256)) == sha256
         files = transport.read_many(["/proc/sys/kernel/ostype"])
         assert files["/proc/sys/kernel/ostype"] == "Linux\n"

@@ -179,7 +179,7 @@ def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -
     original = read_model_tokenizer(folder / "tokenizer.json")
     assert tokenizer.tokenizer.encode(TEXT).ids == original.tokenizer.encode(TEXT).ids
     assert tokenizer.chat_templates == original.chat_templates
-    assert tokenizer.ends == original.ends or name == "glm4", "of which the converter names the ends itself"
+    assert {*tokenizer.ends} >= {*original.ends} or name == "glm4", "of which the converter names the ends itself"
 
 
 @pytest.mark.parametrize("name", mostly_exhaustive(WRITTEN, *COMPARED))

@@ -17,9 +17,10 @@ from pretrain_lab import SETTINGS, run_here, write_corpus, write_family, write_t
 
 from nas.core.canonical import sha256_of
 from nas.core.family import families_folder
+from nas.search.spaces.problems import read_model
 from nas.train.posttrain.toy_data import write_tasks
 from nas.train.pretrain import member_training
-from nas.train.recipe import read_recipe, run_recipe
+from nas.train.recipe import PostTrainingRecipe, run_recipe
 from nas.train.release.options import FileOptions
 
 DEADLINE_S = 600
@@ -108,7 +109,8 @@ def test_a_command_killed_within_three_stages_ends_with_the_same_weights_and_tal
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
         files = FileOptions(transformers=False, gguf=("q4_0",))
-        run_recipe("tiny", "1M", read_recipe(recipe), tmp_path, lambda line: None, workers=1, files=files)
+        stages = read_model(recipe, PostTrainingRecipe)
+        run_recipe("tiny", "1M", stages, tmp_path, lambda line: None, workers=1, files=files)
     finally:
         torch.set_num_threads(before)
     assert len(found) == len(STAGES) + 1 and found == results()

@@ -17,16 +17,16 @@ from tokenizer_lab import write_qwen3
 from nas.core.errors import InvalidInput
 from nas.core.logs import visible
 from nas.model.nn.model import Model
-from nas.model.nn.weights import load_weights
+from nas.model.nn.weights import load_model, load_weights
 from nas.serve.views.family import member_folder
 from nas.train.adapt.checkpoints import read_model
 from nas.train.posttrain.conversations import ChatTokenizer
 from nas.train.posttrain.evaluate import Chat, chat_tokenizer, open_dialogue
-from nas.train.posttrain.generation import answerer, generate, loaded
+from nas.train.posttrain.generation import answerer, generate
 from nas.train.posttrain.toy_data import write_tasks
 from nas.train.pretrain import member_training
 from nas.train.pretrain.member_training import WEIGHTS
-from nas.train.recipe import PostTrainingRecipe, read_recipe, run_recipe
+from nas.train.recipe import PostTrainingRecipe, run_recipe
 from nas.train.release.options import FileOptions
 
 
@@ -43,8 +43,7 @@ def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"kind": "pretrain", "corpus": ["corpus"], "settings": settings},
         {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1},
     ]
-    (tmp_path / "recipe.yaml").write_text(json.dumps({"tokenizer": "tokenizer.json", "stages": stages}))
-    recipe = read_recipe(tmp_path / "recipe.yaml")
+    recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
     files = FileOptions(gguf=("f32",), context=512)
     run_recipe("tiny", "1M", recipe, tmp_path, lambda line: None, workers=1, files=files)
     return member_folder("tiny", "1M")
@@ -110,7 +109,8 @@ def test_a_member_that_started_from_a_trained_model_answers_in_its_template(
     record = run_recipe("mine", "small", recipe, tmp_path, lambda line: None, workers=1, files=files)
     member = member_folder("mine", "small")
     chat = chat_tokenizer(member)
-    model = loaded(read_model(tmp_path / "model").layout, member / "training" / record.config["key"][:12] / WEIGHTS)
+    weights = member / "training" / record.config["key"][:12] / WEIGHTS
+    model = load_model(weights, read_model(tmp_path / "model").layout)
     with open_dialogue(member, "F32", 256) as dialogue:
         talk = Chat(dialogue, chat)
         for text in ("What is 2 + 3?", "And two more?"):

@@ -99,7 +99,7 @@ def test_a_file_keeps_its_budget_of_bytes_and_loses_less_with_more(
 def test_divergence_is_a_budget(sources: dict[str, Path], source: Path, corpus: Path, tmp_path: Path) -> None:
     options = ("--budget", "kl<=0.5", "--minimise", "file_size")
     report = quantised(sources["lfm2moe"], corpus, tmp_path / "small.gguf", *options)
-    assert report["expected"]["kl"] <= 0.5
+    assert report["expected"]["kl"] <= 0.5 and report["budgets"][0]["value"] == report["score"]["kl"]
     assert report["types"]["ffn_down_exps.1"] in ("q8_0", "q4_0"), "its rows are of 64"
     with_none = nas("quantise", str(source), "-o", str(tmp_path / "no.gguf"), "-c", str(corpus), "-b", "kl<=1e-9",
                     "-b", "file_size<=0.001MB", "--parts", "1", "--windows", "2", "--types", "q8_0")  # fmt: skip

@@ -24,7 +24,7 @@ from tokenizer_lab import FORMS, write_model_tokenizer
 from benchmarks.adapt import ArithmeticBench
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
-from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.replacement import RECALL_GROUP, Slot, assembled, block_name, lender_of, parsed, slots_of, with_blocks
@@ -671,6 +671,25 @@ def test_what_the_runtime_does_not_carry_is_not_trained(
     trained = {slot: [block for block in blocks if block] for slot, blocks in one.alternatives.items()}
     kinds = {block.kind for slot, each in trained.items() for block in each if one.library.file(slot, block).is_file()}
     assert kinds == {"gqa", "swa", "conv", "swiglu"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"budget": ("decode_p50<=20ms", "decode_p50<=0.8x")}, "several budgets of one metric"),
+        ({"gguf": ("q4",)}, "q4"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_imported(
+    lab: Path, tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    request = AdaptRequest(
+        model=lab / "teacher.safetensors", corpus=(lab / "text",), output=tmp_path / "out",
+        **{"budget": ("file_size<=0.1MB",)} | keys,
+    )  # fmt: skip
+    with pytest.raises(NasError, match=message):
+        prepare(request, lambda layouts: ArithmeticBench(), alone())
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_budget_that_no_choice_keeps_is_refused(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 from cli_runner import nas
 from exhaustive import mostly_exhaustive
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.published import named_layout
@@ -34,6 +34,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "intermediate_size": 96,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "rope_parameters": ROPE},
     "llama-scaled": {
@@ -125,6 +126,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gemma3": {
         "model_type": "gemma3_text", "head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 2.0,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -224,6 +226,38 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
     },
     "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
+    "lfm2-yarn": {
+        "model_type": "lfm2", "layer_types": ["conv", "full_attention", "full_attention"], "block_multiple_of": 32,
+        "rope_parameters": YARN,
+    },
+    "falcon_h1-yarn": {
+        "model_type": "falcon_h1", "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_state": 16, "rope_parameters": YARN,
+    },
+    "granite-hybrid-yarn": {
+        "model_type": "granitemoehybrid", "layer_types": ["linear_attention", "full_attention", "full_attention"],
+        "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_state": 16,
+        "rms_norm_eps": 1e-5, "position_embedding_type": "rope", "rope_parameters": YARN,
+    },
+    "lfm3-yarn": {
+        "model_type": "lfm3", "head_dim": 32, "sliding_window": 8, "pad_token_id": 0,
+        "layer_types": ["conv", "full_attention", "sliding_attention"], "bos_token_id": 1, "eos_token_id": 2,
+        "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": YARN},
+    },
+    "llama-yarn": {
+        "model_type": "llama", "max_position_embeddings": 256, "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+    },
+    "smollm3-windows": {
+        "model_type": "smollm3", "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 8,
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "rope_parameters": YARN,
+    },
+    "exaone4-unwindowed": {"model_type": "exaone4", "layer_types": ["full_attention"] * 3},
+    "exaone4-yarn": {
+        "model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": 2, "rope_parameters": YARN,
+    },
+    "qwen3-unwindowed": {
+        "model_type": "qwen3", "head_dim": 16, "use_sliding_window": True, "sliding_window": None,
+        "max_window_layers": 0,
+    },
     "lfm2-moe": {
         "model_type": "lfm2_moe", "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1,
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "routed_scaling_factor": 1.5,
@@ -359,7 +393,8 @@ def test_models_of_350m_have_the_same_logits(name: str, tmp_path: Path) -> None:
         ),
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, ["sped up (factor 0.5)"]),
         ("llama", {"partial_rotary_factor": 0.5}, ["RoPE on a part of each head"]),
-        ("llama", {"quantization_config": {"bits": 4}}, ["quantised"]),
+        ("llama", {"quantization_config": {"bits": 4}}, ["quantised (quantization_config)"]),
+        ("llama", {"quantization": {"group_size": 64, "bits": 4}}, ["quantised (quantization)"]),
         ("llama", {"hidden_size": 72}, ["multiple of 32"]),
         ("phi3", {"rope_scaling": {"type": "dynamic"}}, ["RoPE of type 'dynamic'"]),
         ("lfm2", {"rope_parameters": {"rope_type": "longrope"}}, ["RoPE of type 'longrope'"]),
@@ -636,6 +671,25 @@ def test_the_text_part_of_a_model_with_images_is_read(
     )
     assert "encoder of images" in import_model(tmp_path, tmp_path / "part.safetensors").left_out
     assert (tmp_path / "part.safetensors").read_bytes() == (tmp_path / "text.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("kind", sorted({str(config["model_type"]) for config in FAMILIES.values()}))
+def test_missing_heads_of_keys_are_those_of_the_class(kind: str, tmp_path: Path) -> None:
+    usual = getattr(CONFIG_MAPPING[kind], "num_key_value_heads", None)
+    config = next(config for config in FAMILIES.values() if config["model_type"] == kind)
+    sizes = {**SIZES, **config, "num_attention_heads": 2 * (usual or 2), "head_dim": 16}
+    del sizes["num_key_value_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    blocks = [block for layer in read_model(tmp_path).layout.layers for block in layer.mixers]
+    heads = {block.int("kv_heads") for block in blocks if block.kind in ("gqa", "swa")}
+    assert heads <= {usual or 4}
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    save_theirs(tmp_path, FAMILIES["qwen3.5"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "mtp.norm.weight": torch.ones(SIZES["hidden_size"])}, tmp_path / "model.safetensors")
+    import_model(tmp_path, tmp_path / "weights.safetensors")
 
 
 def test_what_files_of_gemma_3_leave_out_are_defaults_of_transformers(tmp_path: Path) -> None:

@@ -195,8 +195,24 @@ def test_lucky_first_figures_let_no_child_in(lab: Path, tmp_path: Path, monkeypa
 
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", "", bench=Slow(), settings=FEW)
     one.record["budgets"] = {"decode_p50": 1.0}
-    with pytest.raises(InvalidInput, match="no choice of blocks keeps"):
+    with pytest.raises(InvalidInput, match="none of the choices of blocks that were tried, 1, keeps"):
         one._within(one.choices.problem())
+
+
+def test_a_choice_that_does_not_run_is_tried_once(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=FEW)
+    problem, tries = one.choices.problem(), list[Layout]()
+
+    def measure(layout: Layout) -> Any:
+        tries.append(layout)
+        if layout == tries[0]:
+            raise CandidateFailed("crash", "signal 11")
+        return work_of(layout)
+
+    one.bench = ArithmeticBench(measure)
+    child = one._within(problem)
+    assert tries.count(tries[0]) == 1 and child.layout == tries[-1] != tries[0]
 
 
 def test_what_does_not_run_is_left_out(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

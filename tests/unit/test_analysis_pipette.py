@@ -70,8 +70,10 @@ def test_a_phone_of_others_ranks_layouts(tmp_path: Path) -> None:
 def test_a_run_that_was_scored_again_counts_once(tmp_path: Path) -> None:
     later = DAY.replace(day=2)
     rows = [
+        row("LFM2-350M", 50.0, scored_at=None),
         row("LFM2-350M", 100.0),
         row("LFM2-350M", 200.0, scored_at=later),
+        row("LFM2-350M", 800.0, scored_at=None),
         row("LFM2-350M", 400.0, result_id="another"),
     ]
     (measured,) = read_results(table(tmp_path, rows), PUBLISHED).values()

@@ -183,6 +183,18 @@ def test_secrets_in_the_log_are_not_shown(lab: Lab) -> None:
     assert "@host/nas" in done.message
 
 
+def test_a_process_that_never_opened_its_log_does_not_stop_the_others(lab: Lab) -> None:
+    submit(lab)
+    lab.submitted.poll()
+    (lab.home / "studies" / "mine" / "launch.log").unlink(missing_ok=True)
+    lab.process.end()
+    later = SubmittedStudies(lab.store, lab.home, ScriptedProcess())
+    later.poll()
+    again = later.find("mine")
+    assert again is not None and again.state is SubmissionState.QUEUED
+    assert again.message == "ended with exit code None; it is retried."
+
+
 def test_one_damaged_record_does_not_stop_the_others(lab: Lab) -> None:
     submit(lab, "good")
     folder = lab.home / "studies" / "bad"

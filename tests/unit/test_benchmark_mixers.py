@@ -1,19 +1,38 @@
-"""What other families of mixers add to convolutions and attention: spaces, losses beside those of chance, ablations."""
+"""What other families of mixers add to convolutions and attention: spaces, losses, ablations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from scipy.stats import ttest_ind
 
-from benchmarks.mixers import BASE, CONFIRMED, Fronts, ablations, campaign, confirm, measuring, report, run, space
+from benchmarks.mixers import (
+    ABLATED,
+    BASE,
+    Loss,
+    ablate,
+    ablations,
+    campaign,
+    deals_as_good,
+    fresh,
+    front,
+    measuring,
+    report,
+    run,
+    space,
+    volumes,
+)
 from benchmarks.real_study import TABLE
 from benchmarks.search.recorded import Recorded, load, write
 from nas.core.errors import InvalidInput
+from nas.core.pareto import hypervolume
 from nas.search.spaces import parse_space, space_text
 
 HYBRID = "d512 v8192 ffn=swiglu:1536 [C3 M64 A8/4(canon=4) X8]"
@@ -28,83 +47,68 @@ def test_both_spaces_are_valid_and_differ_by_mixers_alone(name: str, kinds: int)
     assert parse_space(yaml.safe_dump(content), name).quality.anchors is None
 
 
-def sides(plain: Sequence[str], *every: str) -> list[Recorded]:
-    """Recorded studies of engines, as those of either side."""
+def searches(plain: Sequence[str], *every: str) -> list[Recorded]:
+    """Recorded studies of engines, as searches of either side."""
     studies = {study["engine"]: study for study in load(TABLE)}
     named = [("plain", engine) for engine in plain] + [("all", engine) for engine in every]
-    return [{**studies[engine], "side": side, "trials": 60} for side, engine in named]
+    return [
+        {**studies[engine], "side": side, "trials": 60, "seed": number % max(len(plain), 1), "state": "complete"}
+        for number, (side, engine) in enumerate(named)
+    ]
 
 
-def test_losses_are_of_hypervolume() -> None:
-    losses = Fronts(sides(["random", "optuna-nsga2"], "ehvi")).losses(100)
-    assert 0.2 < losses["`plain`, to `all`"][0] < 0.5
-    assert losses["luck: `plain`, one seed to the other"][0] < 0  # NSGA-II has less than random search
-    assert losses["layouts without other families, to all layouts"][0] > 0
-    loss, drawn = Fronts(sides(["ehvi"], "ehvi")).losses(20)["`plain`, to `all`"]
-    assert loss == 0 and not drawn.any()
+def test_losses_are_of_mean_logarithms_of_hypervolume() -> None:
+    sides = volumes(searches(["random", "optuna-nsga2"], "ehvi", "cache-evolution"))
+    loss = Loss.of(sides)
+    means = {side: math.exp(fmean(map(math.log, found))) for side, found in sides.items()}
+    assert loss.value == pytest.approx(1 - means["plain"] / means["all"])
+    expected = ttest_ind(np.log(sides["plain"]), np.log(sides["all"])).confidence_interval(0.95)
+    assert (loss.low, loss.high) == pytest.approx((-math.expm1(expected.high), -math.expm1(expected.low)))
+    assert deals_as_good(sides) in (1 / 6, 2 / 6) and 0.5 < loss.chance < 1
+    same = Loss.of(equal := {"plain": [1.0, 2.0], "all": [2.0, 1.0]})
+    assert same.value == pytest.approx(0) and same.low < 0 < same.high and deals_as_good(equal) > 0.5
 
 
-def test_luck_is_of_the_seeds_of_a_space_and_of_those_of_both_dealt() -> None:
-    pairs = Fronts(sides(["random", "optuna-nsga2"], "ehvi", "cache-evolution")).pairs()
-    assert len(pairs) == 6
-    first, second = (pairs[f"luck: one seed of each, to the others ({number})"] for number in (1, 2))
-    random, other = pairs["luck: `plain`, one seed to the other"]
-    assert {*first[0]} > {*random} and {*second[0]} > {*random} and {*first[1]} > {*other}
+def test_the_corner_can_be_moved() -> None:
+    studies = searches(["random"], "ehvi")
+    near, usual, far = (volumes(studies, shift) for shift in (-0.01, 0.0, 0.01))
+    assert all(near[side][0] < usual[side][0] < far[side][0] for side in usual)
+    with pytest.raises(InvalidInput, match="no layout is better than the corner"):
+        volumes(studies, -9.0)
 
 
 def test_the_interval_of_a_loss_holds_the_true_one() -> None:
-    """Simulated fronts of two sides, of which one is further, with noise in three objectives: in 85 % of them."""
-    dice, held, simulations = np.random.default_rng(0), 0, 60
+    """Simulated searches of two spaces, one with layouts that are 2 % farther, with noise in three objectives."""
+    dice, corner = np.random.default_rng(0), np.full(3, 0.1)
 
-    def study(side: str, points: Sequence[Sequence[float]]) -> Recorded:
-        names = ("quality", "latency", "memory")
-        rows = [
-            {
-                "layout": f"d64 v256 ffn=swiglu:64 [C3*{number + 2} A4/{2 if side == 'all' else 1}]",
-                "objectives": dict(zip(names, point, strict=True)),
-                "noise": dict.fromkeys(names, 0.02),
-                "status": "complete",
-                "origin": "proposed",
-            }
-            for number, point in enumerate(points)
-        ]
-        return {"side": side, "told": rows, "reference_point": dict.fromkeys(names, 0.1)}
+    def searched(scale: float, noise: float) -> float:
+        directions = np.abs(dice.normal(size=(12, 3)))
+        depth = 1 - 0.3 * dice.random((12, 1)) ** 2
+        true = -scale * depth * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+        return hypervolume(true + noise * dice.standard_normal(true.shape), corner)
 
-    def loss(points: Sequence[Any]) -> tuple[float, Any]:
-        studies = [study(side, of_side.tolist()) for side, of_side in zip(("plain", "all"), points, strict=True)]
-        return Fronts(studies).losses(60)["`plain`, to `all`"]
+    def sides(count: int, noise: float) -> dict[str, list[float]]:
+        scales = {"plain": 1.0, "all": 1.02}
+        return {side: [searched(scale, noise) for _ in range(count)] for side, scale in scales.items()}
 
-    for _ in range(simulations):
-        directions = np.abs(dice.normal(size=(2, 12, 3)))
-        true = -directions / np.linalg.norm(directions, axis=2, keepdims=True)
-        true[1] *= 1.02
-        drawn = loss(true + 0.02 * dice.standard_normal(true.shape))[1]
-        low, high = np.quantile(drawn, (0.025, 0.975))
-        held += low <= loss(true)[0] <= high
-    assert held / simulations > 0.8
+    true = Loss.of(sides(1000, 0.0)).value
+    losses = [Loss.of(sides(4, 0.02)) for _ in range(200)]
+    assert 0.01 < true < 0.1
+    assert 0.9 <= fmean(loss.low <= true <= loss.high for loss in losses) <= 0.99
 
 
-def test_layouts_count_whose_quality_is_of_fresh_seeds_and_with_the_later_figures_of_the_device() -> None:
-    (study,) = sides([], "ehvi")
+def test_layouts_count_whose_quality_is_of_fresh_seeds() -> None:
+    (study,) = searches([], "ehvi")
     layouts = [row["layout"] for row in study["told"] if row["status"] == "complete" and row["origin"] != "reference"]
-    assert Fronts([{**study, "fresh": layouts[:3]}]).layouts == layouts[:3]
-    again = [
-        {**row, "objectives": {"latency": -1.0, "memory": -2.0}, "noise": {"latency": 0.5}}
-        for row in study["told"]
-        if row["layout"] in layouts[:2]
-    ]
-    confirmed = {**study, "side": CONFIRMED, "told": again}
-    fronts = Fronts([{**study, "fresh": layouts[:3]}, confirmed])
-    assert fronts.layouts == layouts[:2]
-    names = list(study["reference_point"])
-    assert [*fronts._points[0][[names.index("latency"), names.index("memory")]]] == [-1.0, -2.0]
-    assert fronts._sd[1][names.index("latency")] == 0.5 and fronts._points[0][names.index("quality")] < 0
+    assert [row["layout"] for row in fresh({**study, "fresh": layouts[:3]})] == layouts[:3]
+    assert set(front([{**study, "fresh": layouts[:3]}])) <= {*layouts[:3]}
+    assert len(fresh(study)) == len(layouts) and front([{**study, "fresh": []}]) == []
 
 
 def test_devices_are_not_mixed() -> None:
-    one, other = sides(["random"], "ehvi")
+    one, other = searches(["random"], "ehvi")
     with pytest.raises(InvalidInput, match="several devices cannot be compared: amd-1, intel-2"):
-        Fronts([{**one, "devices": ["intel-2"]}, {**other, "devices": ["amd-1"]}])
+        volumes([{**one, "devices": ["intel-2"]}, {**other, "devices": ["amd-1"]}])
 
 
 def test_what_is_taken_out_of_a_layout() -> None:
@@ -113,6 +117,10 @@ def test_what_is_taken_out_of_a_layout() -> None:
         "no linear and state mixers": "d512 v8192 ffn=swiglu:1536 [C3 - A8/4(canon=4) -]",
         "gated short convolutions for linear and state mixers": "d512 v8192 ffn=swiglu:1536 [C3*2 A8/4(canon=4) C3]",
         "no gated short convolutions": "d512 v8192 ffn=swiglu:1536 [- M64 A8/4(canon=4) X8]",
+    }
+    attention = "grouped-query attention for windows and latents"
+    assert ablations("d512 v8192 ffn=swiglu:1536 [W8/2@512(sink=1) L8/64 A8/4]") == {
+        attention: "d512 v8192 ffn=swiglu:1536 [A8/2*2 A8/4]"
     }
     assert set(ablations("d512 v8192 ffn=swiglu:1536 [C3*2 A8/4]")) == {"no gated short convolutions"}
     assert ablations("d512 v8192 ffn=swiglu:1536 [A8/4*2]") == {}
@@ -137,7 +145,7 @@ def test_a_folder_has_one_base(tmp_path: Path) -> None:
 
 
 def test_the_report_says_how_far_searches_are_that_have_not_ended(tmp_path: Path) -> None:
-    going, waiting = sides(["random"], "ehvi")
+    going, waiting = searches(["random"], "ehvi")
     nothing: dict[str, Any] = {
         "study": "ehvi-0",
         "side": "all",
@@ -150,16 +158,18 @@ def test_the_report_says_how_far_searches_are_that_have_not_ended(tmp_path: Path
     text = report(studies)
     assert "| plain | 0 | stopped | 30 of 60 |" in text and "| all | 0 | not begun | 0 of 60 | 0 | 0.0 |" in text
     assert "No losses" in text
-    over_budget = {**waiting, "told": [{**row, "status": "infeasible"} for row in waiting["told"]]}
-    assert "No losses" in report([{**going, "state": "complete"}, over_budget])
+    assert "No losses" in report([going, waiting])  # of one seed
     write([*studies, waiting], tmp_path / "table.json")
     with pytest.raises(InvalidInput, match="2 of 3 searches have not ended"):
-        confirm(tmp_path, 6, 1.0, tmp_path / "table.json")
+        ablate(tmp_path, 6, 1.0, tmp_path / "table.json")
+    write([{**waiting, "fresh": []}], tmp_path / "table.json")
+    with pytest.raises(InvalidInput, match="nothing to ablate"):
+        ablate(tmp_path, 6, 1.0, tmp_path / "table.json")
 
 
 def test_the_report_has_what_each_ablation_changes() -> None:
-    studies = sides(["random"], "ehvi")
-    layout = next(layout for layout in Fronts(studies).front() if "M" in layout)
+    studies = searches(["random", "optuna-nsga2"], "ehvi", "cache-evolution")
+    layout = next(layout for layout in front(studies) if "M" in layout)
     ablated = ablations(layout)["no linear and state mixers"]
     published = studies[0]["told"][0]["layout"]
     trained = [
@@ -176,7 +186,7 @@ def test_the_report_has_what_each_ablation_changes() -> None:
         }
         for text, at in ((layout, 0.0), (ablated, -0.1))
     ]
-    measured = {**studies[1], "side": CONFIRMED, "told": rows, "trials": 2}
+    measured = {**studies[1], "side": ABLATED, "told": rows, "trials": 2, "whole": [layout]}
     text = report([*studies, measured], trained)
     assert f"| `{layout}` | as it is |" in text
     assert "| no linear and state mixers | -0.189 ± 0.000 | -0.750 ± 0.000 | -9.5% ± 2.5% | +0.0% ± 0.0% |" in text

@@ -83,6 +83,18 @@ def test_an_expected_error_is_one_line_and_its_exit_code(
     assert (done.code, done.out, done.err) == (code, "", "nas: no\n")
 
 
+def test_too_little_memory_of_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OutOfMemoryError(RuntimeError):
+        """As torch names its own."""
+
+    def raise_error(**settings: object) -> None:
+        raise OutOfMemoryError("CUDA out of memory.\nof 2 GiB")
+
+    monkeypatch.setattr(entry, "app", raise_error)
+    done = nas()
+    assert done.code == 4 and done.err.startswith("nas: the GPU has too little memory: CUDA out of memory. ")
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_DEBUG", "")  # so that what the command sets is undone
     with pytest.raises(InvalidInput):

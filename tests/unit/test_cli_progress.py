@@ -49,6 +49,18 @@ def test_lines_come_now_and_then_with_the_time_left(
     assert lines[-1] == "healing: 100 of 100" and len(lines) < 12
 
 
+def test_what_an_earlier_command_did_is_no_pace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with shown("starting") as log:
+        for step in range(1, 91):
+            log(Progress("measuring", step, 100))
+            now += 0.001 if step < 80 else 60.0
+    assert "measuring: 82 of 100, about 18 min left" in capsys.readouterr().err.splitlines()
+
+
 @pytest.mark.parametrize("closing", ["2>&-", "2>/dev/full", "2> >(true)"])
 def test_a_command_goes_on_without_stderr(closing: str) -> None:
     done = subprocess.run(

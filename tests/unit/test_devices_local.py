@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.measure.devices.files import file_sha256
 from nas.measure.devices.transports import TRANSPORTS
 from nas.measure.devices.transports.base import Transport
 from nas.measure.devices.transports.local import LocalTransport
@@ -63,14 +63,14 @@ def test_no_descriptor_leaks_into_the_process(local: LocalTransport) -> None:
 def test_push_links_where_it_can(local: LocalTransport, tmp_path: Path) -> None:
     source = tmp_path / "model"
     source.write_bytes(b"weights")
-    remote = Path(local.push(source, file_sha256(source)))
+    remote = Path(local.push(source, sha256_of(source)))
     assert remote.samefile(source)
 
 
 def test_damage_is_found_and_repaired(local: LocalTransport, tmp_path: Path) -> None:
     source = tmp_path / "model"
     source.write_bytes(b"weights")
-    sha256 = file_sha256(source)
+    sha256 = sha256_of(source)
     remote = Path(local.push(source, sha256))
     remote.unlink()
     remote.write_bytes(b"weight?")
@@ -82,7 +82,7 @@ def test_damage_is_found_and_repaired(local: LocalTransport, tmp_path: Path) -> 
 def test_a_damaged_bundle_is_found_and_repaired(local: LocalTransport, tmp_path: Path) -> None:
     source = tmp_path / "runner"
     source.write_bytes(b"#!/bin/sh\n")
-    files = {"runner": file_sha256(source)}
+    files = {"runner": sha256_of(source)}
     local.push(source, files["runner"])
     folder = Path(local.bundle(files))
     (folder / "runner").chmod(0o755)

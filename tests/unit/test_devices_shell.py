@@ -72,7 +72,7 @@ def test_the_least_recently_used_content_is_removed(
     for letter in range(4):
         path = tmp_path / f"{letter}"
         path.write_bytes(bytes([letter]) * 100_000)
-        places[letter] = Path(here.push(path, shell.file_sha256(path)))
+        places[letter] = Path(here.push(path, shell.sha256_of(path)))
         for at, place in places.items():
             if place.exists():
                 os.utime(place, (at, at))

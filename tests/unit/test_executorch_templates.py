@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nas.core.errors import CandidateFailed
+from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
 from nas.measure.runtimes.executorch import lowering, templates
 from nas.measure.runtimes.executorch.chain import build_chain
@@ -88,3 +88,8 @@ def test_whatever_goes_wrong_while_lowering_is_the_candidate_s_failure(monkeypat
     with pytest.raises(CandidateFailed, match="cannot lower a head program: Unheard: no such operator") as failed:
         lowering.lower(program, lowering.quantised(lowering.module_of(program)))
     assert failed.value.reason == "export"
+    with (
+        pytest.raises(InfrastructureFailed, match="cannot lower the whole graph: MemoryError"),
+        lowering.lowering("the whole graph"),
+    ):
+        raise MemoryError

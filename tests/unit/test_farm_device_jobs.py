@@ -138,7 +138,7 @@ def test_a_bad_device_that_nobody_checks_is_not_waited_for_for_ever(lab: Lab) ->
 def test_a_draining_device_is_waited_for_for_a_while(lab: Lab) -> None:
     async def during() -> None:
         devices.set_state(lab.store, lab.device, DeviceState.DRAINING)
-        lab.clock.sleep(LIMITS[DeviceState.DRAINING].seconds)
+        lab.clock.sleep(LIMITS[DeviceState.DRAINING])
         assert jobs.claim(lab.store, lab.device, "local") is None
         await asyncio.sleep(0.05)
         assert lab.job().state is JobState.QUEUED

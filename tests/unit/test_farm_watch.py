@@ -138,7 +138,7 @@ def test_a_lease_goes_on_until_its_phase_is_over(store: Store, clock: StillClock
 def test_a_device_that_was_away_for_long_is_to_be_checked(store: Store, clock: StillClock) -> None:
     add_device(store)
     devices.set_health(store, "box", Health.GOOD)
-    clock.time += LIMITS[DeviceState.OFFLINE].seconds + 1
+    clock.time += LIMITS[DeviceState.OFFLINE] + 1
     assert jobs.claim(store, "box", "local") is None
     assert devices.get(store, "box").health is Health.UNKNOWN
 
@@ -148,8 +148,8 @@ def test_an_idle_device_that_polls_is_seen_well_before_it_counts_as_offline(stor
     for _ in range(6):
         clock.time += POLL_S
         assert jobs.claim(store, "box", "local") is None
-        assert clock.time - devices.get(store, "box").last_seen <= LIMITS[DeviceState.IDLE].seconds / 2
-        assert clock.time - agents.all(store)[0].last_seen <= LIMITS[DeviceState.IDLE].seconds / 2
+        assert clock.time - devices.get(store, "box").last_seen <= LIMITS[DeviceState.IDLE] / 2
+        assert clock.time - agents.all(store)[0].last_seen <= LIMITS[DeviceState.IDLE] / 2
 
 
 def test_an_offline_device_is_brought_back_by_a_heartbeat(store: Store, clock: StillClock) -> None:

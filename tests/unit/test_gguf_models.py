@@ -26,6 +26,7 @@ from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
 from nas.train.adapt.checkpoints import import_model, read_model
+from nas.train.adapt.gguf_model import _ARCHITECTURES
 from nas.train.release.found_tokenizer import beside, found_tokenizer
 from nas.train.release.gguf_tokenizer import tokenizer_of_gguf
 from nas.train.release.model_tokenizer import read_model_tokenizer
@@ -274,6 +275,32 @@ def test_sentencepiece_with_scores_and_bytes(tmp_path: Path) -> None:
         expected = reference.tokenizer.encode(sample, add_special_tokens=False).ids
         assert read.tokenizer.encode(sample).ids == [ids["<bos>"], *expected]
         assert read.tokenizer.decode(expected) == sample
+
+
+def test_ids_and_ends_that_a_file_does_not_name_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    words = [*(f"<0x{byte:02X}>" for byte in range(256)), "<|eom_id|>", "<|end|>"]
+    tokens = ["<unk>", "<s>", "</s>", "\u2581", "a", *words]
+    types = [2, 3, 3, 1, 1, *[6] * 256, 3, 1]
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([-float(i) for i in range(len(tokens))])
+        writer.add_token_types(types)
+
+    read = tokenizer_of_gguf(GgufFile.read(write(tmp_path / "m.gguf", add)))
+    assert read.tokenizer.encode("a").ids[0] == 1
+    assert read.ids()["eos"] == 2 and set(read.ends) == {2, tokens.index("<|eom_id|>")}
+
+
+@pytest.mark.parametrize(
+    ("arch", "depth", "size"), [("gemma2", 46, 64), ("gemma2", 42, 128), ("gemma3", 62, 64), ("gemma3", 48, 128)]
+)
+def test_scores_of_the_largest_gemma_are_divided_by_another_size(arch: str, depth: int, size: int) -> None:
+    config = {"num_hidden_layers": depth, "hidden_size": 256, "num_attention_heads": 4, "head_dim": 128}
+    keys: dict[str, Any] = {}
+    settings = _ARCHITECTURES[arch].settings(keys.get, config | {"rope_parameters": {"rope_theta": 1e4}})
+    assert settings["query_pre_attn_scalar"] == size
 
 
 def test_import_keeps_the_tokenizer_and_export_takes_it(tmp_path: Path) -> None:

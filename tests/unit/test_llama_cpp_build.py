@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.measure.runtimes.llama_cpp import compile as building
 from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.measure.runtimes.toolchain import build_environment, find_build_tools, sha256_of, stream
+from nas.measure.runtimes.toolchain import build_environment, find_build_tools, stream
 
 
 @pytest.fixture(autouse=True)

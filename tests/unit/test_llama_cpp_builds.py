@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
 from nas.measure.runtimes.build_cache import BuildRequest, write_manifest
 from nas.measure.runtimes.llama_cpp import source
@@ -13,7 +14,7 @@ from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS
 from nas.measure.runtimes.llama_cpp.patches import patch_hashes
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import LIBRARIES, TOOLS_SOURCE, VARIANTS, LlamaCppSpec
-from nas.measure.runtimes.toolchain import host_target, sha256_of
+from nas.measure.runtimes.toolchain import host_target
 
 AVX2 = ("sse4_2", "avx", "avx2", "fma", "f16c", "bmi2")
 

@@ -136,9 +136,8 @@ def test_noise_is_made_of_spread_base_and_slowness() -> None:
     values = [20.0, 20.4, 21.0, 20.2]
     measured = figures([sample(value * 1.2) for value in values], [sample(12.0)] * 4)["ttft"]
     logs = [math.log(value) for value in values]
-    dof = noise.weight + 3
-    variance = (noise.weight * noise.run_sd**2 + sum((log - fmean(logs)) ** 2 for log in logs)) / dof
-    error = t_critical(0.95, round(dof)) / Z95 * math.sqrt(variance / 4)
+    variance = (noise.run_sd**2 + sum((log - fmean(logs)) ** 2 for log in logs)) / 4
+    error = t_critical(0.95, 4) / Z95 * math.sqrt(variance / 4)
     expected = math.hypot(error, noise.base, noise.slowdown * math.log(1.2))
     assert measured.log_sd == pytest.approx(expected)
     assert measured.shared_log_sd == pytest.approx(noise.calibration)

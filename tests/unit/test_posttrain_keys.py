@@ -51,7 +51,7 @@ def test_keys_of_post_trainings_count_every_input(member: MemberToTrain, monkeyp
     def on_policy(*_: object) -> Iterator[Preference]:
         yield Preference.model_validate_json(Path("pairs.jsonl").read_text())
 
-    monkeypatch.setattr(prefer, "loaded", lambda *_: None)
+    monkeypatch.setattr(prefer, "load_model", lambda *_: None)
     monkeypatch.setattr(prefer, "_on_policy", on_policy)
     Path("other.jsonl").write_text(QUESTION.replace("one", "three") + ', {"role": "assistant", "content": "four"}]}\n')
     data = (DataSource(path="chat.jsonl"),)

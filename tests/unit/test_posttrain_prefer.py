@@ -31,7 +31,7 @@ from nas.serve.views.family import member_folder
 from nas.train.posttrain import prefer
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, Message, Preference, read_lines
 from nas.train.posttrain.evaluate import Chat, read_tools
-from nas.train.posttrain.generation import answerer, by_task, exact_matches, generate
+from nas.train.posttrain.generation import answerer, counts, exact_answers, generate, grouped
 from nas.train.posttrain.judges import RULES, Sample, command_judge, preference_of
 from nas.train.posttrain.prefer import ACCURACY, PreferSettings, answer_log_probabilities, preference_loss
 from nas.train.posttrain.reward_model import RewardModel
@@ -163,7 +163,7 @@ def test_answers_are_those_of_a_model_run_alone() -> None:
     assert sampled[0] == sampled[1] and sampled[0] != generate(model, questions[:2], 6, ())
 
 
-def test_exact_matches_are_counted_by_task() -> None:
+def test_exact_answers_are_counted_by_task() -> None:
     chat = ChatTokenizer(byte_tokenizer(320), "bytes")
     asked = [each for task in ("lookup", "arithmetic") for each in _some(task, 2)]
 
@@ -172,8 +172,9 @@ def test_exact_matches_are_counted_by_task() -> None:
         return [chat.encode(f" {each.answer}<|im_end|>x") for each in asked[:3]] + [chat.encode("?")]
 
     wanted = {"all": (3, 4), "arithmetic": (1, 2), "lookup": (2, 2)}
-    assert exact_matches(asked, chat, respond) == {task: TaskScore.of(*counts) for task, counts in wanted.items()}
-    assert exact_matches(asked[:1], chat, answerer(Model(LAYOUT).eval(), chat).respond)["all"] == TaskScore.of(0, 1)
+    scores = counts(grouped(asked, exact_answers(asked, chat, respond)))
+    assert scores == {task: TaskScore.of(*score) for task, score in wanted.items()}
+    assert exact_answers(asked[:1], chat, answerer(Model(LAYOUT).eval(), chat).respond) == [False]
 
 
 @pytest.mark.parametrize(("exact", "questions"), [(0, 10), (33, 120), (24, 24)])
@@ -184,13 +185,14 @@ def test_intervals_of_shares_are_wilson_s(exact: int, questions: int) -> None:
 
 def test_changes_of_a_file_are_counted_and_have_intervals_of_paired_shares() -> None:
     asked = _some("lookup", 2) + _some("arithmetic", 2)
-    found = by_task(asked, [False, True, True, True], [True, True, False, True])
+    right, before = [False, True, True, True], [True, True, False, True]
+    found = counts(grouped(asked, right), grouped(asked, before))
     assert [(found[task].lost, found[task].gained) for task in ("all", "arithmetic", "lookup")] == [
         (1, 1),
         (0, 1),
         (1, 0),
     ]
-    assert by_task(asked, [True] * 4)["all"].change is None
+    assert counts(grouped(asked, [True] * 4))["all"].change is None
     value, low, high = TaskScore.of(600, 10_000, 300, 100).change or (0, 0, 0)
     half = 1.96 * math.sqrt(0.04 - 0.02**2) / 100  # of many questions, as without added ones
     assert (value, low, high) == pytest.approx((-0.02, -0.02 - half, -0.02 + half), abs=2e-4)

@@ -25,6 +25,7 @@ from nas.core.task import IGNORE
 from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
+from nas.search.spaces.problems import read_model
 from nas.serve.views.family import member_folder
 from nas.train.posttrain import curriculum, languages, sft
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, Preference, read_lines
@@ -55,7 +56,7 @@ from nas.train.posttrain.sft import (
 )
 from nas.train.pretrain import member_training
 from nas.train.pretrain.member_training import MemberToTrain, Work
-from nas.train.recipe import PostTrainingRecipe, read_recipe, run_recipe
+from nas.train.recipe import PostTrainingRecipe, run_recipe
 from nas.train.release.options import FileOptions
 from nas.train.release.tokenizer import byte_tokenizer, chat_template
 
@@ -602,5 +603,5 @@ def test_recipe_problems_are_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("stages:\n  - kind: sft\n    data: [{path: a}]\n    lr: 0\n  - kind: rlhf\n")
     with pytest.raises(InvalidInput) as raised:
-        read_recipe(path)
+        read_model(path, PostTrainingRecipe)
     assert f"{path}:4: stages.0.lr: " in str(raised.value) and f"{path}:5: stages.1" in str(raised.value)

@@ -1,4 +1,4 @@
-"""`nas quantise`: which types are taken where figures of the device are budgets. Costs are given, nothing is run."""
+"""`nas quantise`: which types are taken under budgets, and what decides. Costs are given, nothing is run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+from nas.core.errors import InvalidInput
 from nas.core.limit import Limit
+from nas.core.measurement import Figure
 from nas.core.workload import Workload
 from nas.measure.runtimes.llama_cpp.binding import Divergence
 from nas.train.adapt.quantise import Quantised, Quantiser, QuantiseRequest, Score, Slot
@@ -21,10 +23,17 @@ TIMES = {"q8_0": 10.0, "q4_0": 6.0, "iq4_nl": 14.0}
 LOSSES = {"q8_0": 0.0, "q4_0": 0.2, "iq4_nl": 0.1}
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+
+
 class GivenCosts(Quantiser):
-    """Takes losses and figures from the tables above."""
+    """Takes losses and figures of types from the tables above, and those of whole files from lists."""
 
     slots = cast(Any, SLOTS)
+    whole: Mapping[str, list[float]]
+    """Name of a text, or metric -> figures of whole files in order."""
 
     @property
     def _base(self) -> Any:
@@ -37,24 +46,32 @@ class GivenCosts(Quantiser):
     def _type_figures(self) -> dict[str, Mapping[str, float]]:
         return {kind: {"decode_p50": time} for kind, time in TIMES.items()}
 
-    def _checked(
-        self, types: Mapping[Slot, str], expected: Mapping[str, float], beside: Sequence[Score], destination: Path
-    ) -> Quantised:
-        return Quantised(types, expected, Score("chosen", 1, (0.0, 0.0), 1.0, 1.0), beside)
+    def _write(self, types: Mapping[Slot, str], path: Path) -> None:
+        path.write_bytes(bytes(round(sum(self._bytes(slot, kind) for slot, kind in types.items()))))
+
+    def _measured(self, files: Sequence[Path]) -> Any:
+        value = self.whole["decode_p50"].pop(0) if "decode_p50" in self.whole else 1.0
+        return [{"decode_p50": Figure(value=value, low=value, high=value, n=5, log_sd=0.01, unit="ms")}]
 
     def mixture(self, name: str, *, importance: bool = True) -> Score:
         return Score(name, 1, (0.0, 0.0), 1.0, 1.0)
 
     def _divergence(self, types: Mapping[Slot, str], text: str) -> Divergence:
-        return Divergence([0.0], [1.0], [1], [1.0])
+        kl = self.whole[text].pop(0) if text in self.whole else 0.0
+        return Divergence([kl] * 4, [1.0], [1], [1.0])
 
     def _predictions(self, name: str) -> Path:
         return self._folder
 
 
 def chosen(
-    folder: Path, *budgets: str, kinds: Sequence[str] = tuple(TIMES), log: Callable[[Any], None] = print
-) -> set[str]:
+    folder: Path,
+    *budgets: str,
+    kinds: Sequence[str] = tuple(TIMES),
+    log: Callable[[Any], None] = print,
+    kl: float | None = None,
+    whole: Mapping[str, list[float]] | None = None,
+) -> Quantised:
     source = folder / "source.gguf"
     source.write_bytes(bytes(2 * 256 * 256 // 32 * 34))
     request = QuantiseRequest(
@@ -63,8 +80,8 @@ def chosen(
         reported_on="",
         importance_from="",
         limits=[Limit.parse(budget) for budget in budgets],
-        kl=None,
-        minimise="kl",
+        kl=kl,
+        minimise="kl" if kl is None else "file_size",
         types=kinds,
         parts=1,
         windows=2,
@@ -73,8 +90,9 @@ def chosen(
         repetitions=1,
         threads=1,
     )
-    types = GivenCosts(request, cast(Any, None), folder, log).choose(folder / "out.gguf").types
-    return set(types.values())
+    quantiser = GivenCosts(request, cast(Any, None), folder, log)
+    quantiser.whole = whole or {}
+    return quantiser.choose(folder / "out.gguf")
 
 
 @pytest.mark.parametrize(
@@ -88,15 +106,37 @@ def chosen(
     ],
 )
 def test_a_type_that_is_smaller_and_slower_is_not_taken_under_a_budget_of_time(
-    budgets: tuple[str, ...], types: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    budgets: tuple[str, ...], types: set[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    assert chosen(tmp_path, *budgets) == types
+    assert set(chosen(tmp_path, *budgets).types.values()) == types
 
 
 def test_types_that_fit_no_tensor_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("test_quantise_types.ROW", 96)
     lines: list[Any] = []
     chosen(tmp_path, "file_size<=1MB", kinds=("q4_k", "q4_0", "iq4_xs"), log=lines.append)
     assert "q4_k, iq4_xs left out: no tensor has rows of a multiple of the type's block" in lines
+
+
+def test_types_are_chosen_again_by_text_and_runs_that_are_not_reported(tmp_path: Path) -> None:
+    whole = {"chosen_on": [0.0], "decided_on": [0.6, 0.3], "reported_on": [0.5, 0.5]}
+    found = chosen(tmp_path, kl=0.35, whole=whole)
+    assert set(found.types.values()) == {"q8_0", "iq4_nl"} and not any(whole.values())
+    (check,) = found.checks
+    assert (str(check.limit), check.figure.value, check.verdict) == ("kl <= 0.35 nats/token", 0.5, "broken")
+    assert found.score.kl[0] == 0.5 and not found.keeps_all
+    times = {"decode_p50": [10.0, 6.0, 6.5]}
+    assert chosen(tmp_path, "decode_p50<=9ms", whole=times).figures["decode_p50"].value == 6.5
+
+
+def test_types_are_chosen_four_times_at_most(tmp_path: Path) -> None:
+    lines: list[Any] = []
+    whole = {"decided_on": [0.36] * 3}
+    assert chosen(tmp_path, kl=0.35, whole=whole, log=lines.append).keeps_all and not any(whole.values())
+    again = [line for line in lines if "choosing again" in str(line)]
+    assert again == [f"the file breaks kl: choosing again ({number})" for number in (2, 3, 4)]
+
+
+def test_a_budget_that_no_choice_keeps_is_named_as_it_was_given(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"decode_p50 6 \(limit 9, lowered to 3\.6\)"):
+        chosen(tmp_path, "decode_p50<=9ms", whole={"decode_p50": [20.0]})

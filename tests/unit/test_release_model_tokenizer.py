@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gguf import GGUFReader, TokenType
-from tokenizer_lab import CHATML, FORMS, write_model_tokenizer, write_sentencepiece_form
+from tokenizer_lab import CHATML, FORMS, TEXT, write_model_tokenizer, write_sentencepiece_form
 
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
@@ -74,6 +74,27 @@ def test_documents_lie_between_the_models_marks(tmp_path: Path) -> None:
         assert vocabulary.sha256 != Vocabulary(path, 400, marks=type(marks)(0, 1)).sha256
 
 
+def test_texts_are_neither_cut_nor_filled_up(tmp_path: Path) -> None:
+    path = write_model_tokenizer(tmp_path, FORMS["llama"])
+    whole = read(path).tokenizer.encode(TEXT[0]).ids
+    cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    fill = {
+        "strategy": {"Fixed": 64}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "<|end_of_text|>",
+    }  # fmt: skip
+    change(path, truncation=cut, padding=fill)
+    assert read(path).tokenizer.encode(TEXT[0]).ids == whole
+    assert read(path).marks.start == whole[0]
+
+
+def test_no_text_ends_with_a_token_that_is_not_special(tmp_path: Path) -> None:
+    path = write_model_tokenizer(tmp_path, FORMS["llama"])
+    tokenizer = read(path).tokenizer
+    tokenizer.add_tokens(["<|endoftext|>"])
+    path.write_text(tokenizer.to_str())
+    assert read(path).marks.end == tokenizer.token_to_id("<|end_of_text|>")
+
+
 def test_composed_forms_of_letters_are_no_loss(tmp_path: Path) -> None:
     vocabulary = Vocabulary(
         write_model_tokenizer(tmp_path, FORMS["qwen3"]), 400, marks=read(tmp_path / "tokenizer.json").marks
@@ -125,7 +146,7 @@ def test_where_gguf_cannot_hold_a_tokenizer_the_folder_is_written_alone(tmp_path
 CHANGES: dict[str, tuple[str, Any]] = {
     "none of llama.cpp's pre-tokenizers": ("pre_tokenizer", {"type": "Whitespace"}),
     r"changed before it is split \(Lowercase\)": ("normalizer", {"type": "Lowercase"}),
-    "more than one token in front": (
+    "gets a token behind it": (
         "post_processor",
         {
             "type": "TemplateProcessing",

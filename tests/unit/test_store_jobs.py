@@ -192,7 +192,7 @@ def test_a_heartbeat_brings_a_device_back(store: Store, clock: StillClock) -> No
 
 def test_a_device_that_asks_for_work_after_a_day_is_to_be_checked(store: Store, clock: StillClock) -> None:
     devices.set_health(store, "box", Health.GOOD)
-    clock.time += devices.LIMITS[DeviceState.OFFLINE].seconds + 1
+    clock.time += devices.LIMITS[DeviceState.OFFLINE] + 1
     assert jobs.claim(store, "box", "local") is None
     row = devices.get(store, "box")
     assert (row.health, row.state, row.last_seen) == (Health.UNKNOWN, DeviceState.IDLE, clock.time)

@@ -104,7 +104,7 @@ class Farm(RuleBasedStateMachine):
 
     @rule()
     def everybody_falls_silent(self) -> None:
-        self.clock.time += max(LIMITS[DeviceState.IDLE].seconds, phase_limit_s(None, round_of()))
+        self.clock.time += max(LIMITS[DeviceState.IDLE], phase_limit_s(None, round_of()))
         outcomes.expire(self.store)
         assert all(job.state is JobState.QUEUED for job in jobs.live(self.store))
         assert {devices.get(self.store, box).state for box in BOXES} <= {DeviceState.OFFLINE, DeviceState.DRAINING}

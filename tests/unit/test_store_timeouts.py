@@ -16,7 +16,7 @@ from nas.infra.store.rows import DeviceEventKind, DeviceState, Health, JobRow, J
 from nas.infra.store.store import Store
 
 PHASES: list[Phase] = ["preparing", "cooling", "running"]
-IDLE_S, OFFLINE_S = LIMITS[DeviceState.IDLE].seconds, LIMITS[DeviceState.OFFLINE].seconds
+IDLE_S, OFFLINE_S = LIMITS[DeviceState.IDLE], LIMITS[DeviceState.OFFLINE]
 
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -36,9 +36,9 @@ def live_on(store: Store, clock: StillClock, job: JobRow, phase: Phase, seconds:
     return True
 
 
-def test_every_state_has_a_limit_with_a_consequence() -> None:
+def test_every_state_has_a_limit() -> None:
     assert set(LIMITS) == set(DeviceState)
-    assert all(limit.seconds > 0 and limit.then for limit in LIMITS.values())
+    assert min(LIMITS.values()) > 0
 
 
 def test_the_limits_are_documented() -> None:
@@ -46,7 +46,7 @@ def test_the_limits_are_documented() -> None:
     rows = [line for line in page.read_text().splitlines() if line.startswith("| `")]
     documented = {line.split("|")[1].strip(): line for line in rows}
     for each, limit in LIMITS.items():
-        assert f"{limit.seconds:g} s" in documented[f"`{each}`"]
+        assert f"{limit:g} s" in documented[f"`{each}`"]
 
 
 def test_a_device_shows_how_far_its_job_has_come(store: Store) -> None:
@@ -92,9 +92,9 @@ def test_what_a_plan_takes_is_added_to_the_limit(store: Store) -> None:
     put(store)
     round_ = take(store).payload.model_copy(update={"cool_down_s": 300.0, "repetitions": 4})
     both = round_.model_copy(update={"reference": round_.candidate})
-    assert phase_limit_s("cooling", round_) == 300 + LIMITS[DeviceState.COOLING].seconds
-    assert phase_limit_s("running", both) == 4 * 2 * round_.candidate.deadline_s + LIMITS[DeviceState.LEASED].seconds
-    assert phase_limit_s("preparing", both) == LIMITS[DeviceState.PREPARING].seconds
+    assert phase_limit_s("cooling", round_) == 300 + LIMITS[DeviceState.COOLING]
+    assert phase_limit_s("running", both) == 4 * 2 * round_.candidate.deadline_s + LIMITS[DeviceState.LEASED]
+    assert phase_limit_s("preparing", both) == LIMITS[DeviceState.PREPARING]
 
 
 def test_an_agent_that_only_beats_for_what_is_over_does_not_keep_its_device_alive(

@@ -17,9 +17,10 @@ from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
 from nas.infra.store import outcomes, results
 from nas.measure.runtimes.base import Checkpoint
+from nas.search.compute.worker import Outcome
 from nas.search.proxy.job import TrainJob
 from nas.search.study.ledger import Ledger
-from nas.search.study.stages import Outcome, Stages, Trainings
+from nas.search.study.stages import Stages, Trainings
 from nas.testing import inline_study
 from nas.testing.fake_runtime import FakeRuntime
 

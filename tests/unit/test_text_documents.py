@@ -22,11 +22,12 @@ from nas.model.nn.weights import save_weights
 from nas.model.text.bpe import encoded
 from nas.model.text.corpus import open_corpus, refer
 from nas.model.text.documents import read_sources
+from nas.search.spaces.problems import read_model
 from nas.train.pretrain.data import open_tokens
 from nas.train.pretrain.member_training import MemberToTrain
 from nas.train.pretrain.next_token import PretrainingRequest
 from nas.train.pretrain.tokenizer_training import train_tokenizer
-from nas.train.recipe import read_recipe
+from nas.train.recipe import PostTrainingRecipe
 
 TEXTS = [f"Grüße Nummer {n}, sagte die Nummer {n * n}. " * 30 + "\n" for n in range(100)]
 
@@ -149,7 +150,7 @@ def test_every_format_gives_the_same_documents_in_every_command(entry: str, lab:
     recipe = tmp_path / "recipe.yaml"
     settings = json.dumps(SETTINGS.model_dump(mode="json"))
     recipe.write_text(f"stages:\n  - {{kind: pretrain, corpus: ['text/{entry}'], settings: {settings}}}\n")
-    (stage,) = read_recipe(recipe).requests(tmp_path)
+    (stage,) = read_model(recipe, PostTrainingRecipe).requests(tmp_path)
     assert pretrained(stage, lab) == by_train
 
     train_tokenizer([path], 300, tmp_path / "a.json", lambda line: None)

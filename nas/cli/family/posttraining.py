@@ -45,11 +45,12 @@ def post(
 
     See docs/how-to/post-training.md. After an interruption, repeat the command to continue from the last checkpoint.
     """
-    from nas.train.recipe import read_recipe, run_recipe
+    from nas.search.spaces.problems import read_model
+    from nas.train.recipe import PostTrainingRecipe, run_recipe
     from nas.train.release.files import files_of
     from nas.train.release.options import kept_options
 
-    stages = read_recipe(recipe)
+    stages = read_model(recipe, PostTrainingRecipe)
     files = kept_options(files_of(member_folder(name, size)), None, pte, None)
     with shown(f"preparing {name} {size}") as log:
         record = run_recipe(

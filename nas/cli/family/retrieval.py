@@ -76,7 +76,7 @@ def scores(
             show_default="some of other queries",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of documents of other queries.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed: picks documents of other queries.")] = 0,
 ) -> None:
     """Let a teacher score documents for queries, as data for `nas family retrieval`.
 

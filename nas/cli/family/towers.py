@@ -25,7 +25,7 @@ _EvaluationOption = Annotated[
     typer.Option("--evaluate", help="As --data, but only scored, before and after. Repeatable."),
 ]
 _MimiOption = Annotated[
-    Path | None, typer.Option("--mimi", help="Folder of Mimi, for codes of its.", show_default=False, file_okay=False)
+    Path | None, typer.Option("--mimi", help="Folder of Mimi, to use its codes.", show_default=False, file_okay=False)
 ]
 _ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="YAML file with settings of the stage.", show_default=False)

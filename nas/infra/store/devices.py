@@ -1,16 +1,16 @@
 """Devices: registration, state (what a device does), health (whether its measurements can be trusted), and its log.
 
-`LIMITS` is the one table of the farm's time limits: how long a device may stay in each state, and what ends it. Times
-are the coordinator's; devices and agents have deadlines of their own (docs/reference/farm-health.md).
+`LIMITS` is the one table of the farm's time limits: how long a device may stay in each state. Times are those of
+the coordinator; devices and agents have deadlines of their own (docs/reference/farm-health.md).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, delete, exists, func, select, update
 
@@ -35,33 +35,18 @@ from nas.infra.store.rows import (
 )
 from nas.infra.store.store import Store, retried
 
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The time limit of a device state.
-
-    Args:
-        seconds: how long; of `leased` and `cooling`, in addition to what the job's plan takes.
-        since: when the state began, or when its agent last sent a message.
-        then: what happens at the end.
-    """
-
-    seconds: float
-    since: Literal["state", "message"]
-    then: str
-
-
-_TAKEN_BACK = "the lease is taken back and the job queued again, as after any failure of the infrastructure"
-
-LIMITS: Mapping[DeviceState, Limit] = {
-    DeviceState.OFFLINE: Limit(86_400, "message", "good health is unknown when it comes back, and it is checked"),
-    DeviceState.PREPARING: Limit(1_200, "state", _TAKEN_BACK),
-    DeviceState.IDLE: Limit(60, "message", "it is offline"),
-    DeviceState.LEASED: Limit(120, "state", _TAKEN_BACK),
-    DeviceState.COOLING: Limit(60, "state", _TAKEN_BACK),
-    DeviceState.DRAINING: Limit(600, "state", "measurements that wait for it fail, to be resumed later"),
+LIMITS: Mapping[DeviceState, float] = {
+    DeviceState.OFFLINE: 86_400.0,
+    DeviceState.PREPARING: 1_200.0,
+    DeviceState.IDLE: 60.0,
+    DeviceState.LEASED: 120.0,
+    DeviceState.COOLING: 60.0,
+    DeviceState.DRAINING: 600.0,
 }
-"""Silence for the time of `idle` makes a device offline in every state but draining, which stays."""
+"""Longest time in a state, in seconds: of idle and offline since the agent's last message; of leased and cooling in
+addition to what the job's plan takes. docs/reference/farm-health.md says what happens at the end.
+
+Silence for the time of `idle` makes a device offline in every state but draining, which stays."""
 
 LOG_KEPT = 100
 """Events kept of one device and kind; the oldest are deleted."""
@@ -106,7 +91,7 @@ def phase_limit_s(phase: Phase | None, round: Round) -> float:
     if phase is None:
         return sum(phase_limit_s(part, round) for part in _STATES)
     planned = {"preparing": 0.0, "cooling": round.cool_down_s, "running": round.deadline_s}
-    return LIMITS[state_of(phase)].seconds + planned[phase]
+    return LIMITS[state_of(phase)] + planned[phase]
 
 
 @retried
@@ -297,7 +282,7 @@ def remove(store: Store, id: str) -> None:
 
 def silent(now: float) -> ColumnElement[bool]:
     """Returns the SQL condition that a device is silent for so long that it is offline, but not stored as such."""
-    quiet = device_table.c.last_seen <= now - LIMITS[DeviceState.IDLE].seconds
+    quiet = device_table.c.last_seen <= now - LIMITS[DeviceState.IDLE]
     return quiet & device_table.c.state.not_in(_LASTING)
 
 
@@ -338,7 +323,7 @@ def heard_from(connection: Connection, device: DeviceRow, now: float) -> DeviceR
         state = DeviceState.LEASED if device.lease_holder else DeviceState.IDLE
         move(connection, device, state, now, "back online")
         heard = replace(heard, state=state, state_since=now)
-    if device.health is Health.GOOD and silent_s > LIMITS[DeviceState.OFFLINE].seconds:
+    if device.health is Health.GOOD and silent_s > LIMITS[DeviceState.OFFLINE]:
         rate(connection, device, Health.UNKNOWN, f"it was away for {silent_s / 3600:.0f} h", now)
         heard = replace(heard, health=Health.UNKNOWN)
     return heard
@@ -451,7 +436,7 @@ def _end_leases(connection: Connection, agent: str, now: float) -> None:
 
 def _with_silence(device: DeviceRow, now: float) -> DeviceRow:
     """Returns a silent device as offline, even where no coordinator is running to store that."""
-    silent_at = device.last_seen + LIMITS[DeviceState.IDLE].seconds
+    silent_at = device.last_seen + LIMITS[DeviceState.IDLE]
     if device.state in _LASTING or silent_at > now:
         return device
     return replace(device, state=DeviceState.OFFLINE, state_since=silent_at)

@@ -42,7 +42,7 @@ from nas.infra.store.store import Store, retried
 BAD_AFTER_JOBS = 3
 """Different jobs that fail on a device before it turns bad."""
 
-OFFLINE_S = devices.LIMITS[DeviceState.IDLE].seconds
+OFFLINE_S = devices.LIMITS[DeviceState.IDLE]
 """Seconds without a message from its agent after which a device is offline."""
 
 _CHECK_JOBS_KEPT_S = 86_400.0

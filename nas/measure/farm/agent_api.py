@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nas.core import wire as p
-from nas.core.canonical import canonical_json
+from nas.core.canonical import canonical_json, sha256_of
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.trust import SignedManifest
 from nas.infra.store import agents, devices, jobs, outcomes
@@ -37,7 +37,6 @@ from nas.infra.web.errors import documented
 from nas.infra.web.metrics import RESULTS
 from nas.infra.web.off_loop import off_loop
 from nas.infra.web.server import allow_body, max_body, web_app
-from nas.measure.devices.files import file_sha256
 from nas.measure.farm.queue import JobNotifier
 
 log = logging.getLogger(__name__)
@@ -313,7 +312,7 @@ def _fault(path: Path | None, sha256: str) -> str | None:
     if path is None:
         return f"file {sha256[:12]} is missing"
     try:
-        return None if file_sha256(path) == sha256 else f"{path} is damaged: its content is not {sha256[:12]}"
+        return None if sha256_of(path) == sha256 else f"{path} is damaged: its content is not {sha256[:12]}"
     except OSError as error:
         return f"{path}: {error.strerror}"
 

@@ -116,7 +116,7 @@ class Farm:
             return None
 
     def _registered(self, id: str, what: str) -> Device:
-        recent, deadline = self.store.now() - LIMITS[DeviceState.IDLE].seconds, time.monotonic() + _REGISTERS_WITHIN_S
+        recent, deadline = self.store.now() - LIMITS[DeviceState.IDLE], time.monotonic() + _REGISTERS_WITHIN_S
         while time.monotonic() < deadline:
             self.agent.check()
             # An earlier registration may be of an earlier launch's agent, and the device may have changed since; but an

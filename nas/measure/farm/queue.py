@@ -219,7 +219,7 @@ class DeviceJobs:
         if device.health in _CLOSED[job.kind] and not self._may_recover(device):
             raise InfrastructureFailed(f"device {device.id} takes no jobs: {device.health}, {device.health_reason}")
         drained_s = self._store.now() - max(device.state_since, begun)
-        if device.state is DeviceState.DRAINING and drained_s > LIMITS[DeviceState.DRAINING].seconds:
+        if device.state is DeviceState.DRAINING and drained_s > LIMITS[DeviceState.DRAINING]:
             raise InfrastructureFailed(f"device {device.id} is drained: it takes no jobs until it is released")
         silence = self._store.now() - max(device.last_seen, begun)
         if silence > OFFLINE_S:

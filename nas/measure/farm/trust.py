@@ -12,13 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nas.core.canonical import canonical_json
+from nas.core.canonical import canonical_json, sha256_of
 from nas.core.clock import Clock
 from nas.core.durable import locked, read_private, write_durably
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import Runner
 from nas.core.trust import RunnerManifest, SignedManifest, signed_bytes
-from nas.measure.devices.files import file_sha256
 
 KEY_FILE = "signing.key"
 MANIFEST_FILE = "runner-manifest.json"
@@ -63,7 +62,7 @@ class Admitted(BaseModel):
         for name, file in self.runner.files.items():
             path = self.folder / name
             try:
-                if file_sha256(path) != file.sha256:
+                if sha256_of(path) != file.sha256:
                     return f"{path} is not what the build's record says"
             except OSError as error:
                 return f"{path}: {error.strerror}"

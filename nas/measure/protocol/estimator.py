@@ -28,15 +28,14 @@ class NoiseModel:
     """How far one kind of time may be off.
 
     Args:
-        run_sd: expected standard deviation of the logarithm of one repetition's ratio.
-        weight: of that expectation, in repetitions: few repetitions hardly tell their own noise.
+        run_sd: expected standard deviation of the logarithm of one repetition's ratio; it counts as one repetition, as
+            few hardly tell their own noise.
         base: standard deviation that more repetitions do not remove.
         slowdown: of (logarithm of the reference's slowness): the machine may slow two models down unalike.
         calibration: standard deviation of the reference's own time that more runs of it do not remove.
     """
 
     run_sd: float
-    weight: float
     base: float
     slowdown: float
     calibration: float
@@ -45,17 +44,17 @@ class NoiseModel:
 NOISE: Mapping[ClockName, Mapping[TimeName, NoiseModel]] = {
     # One thread, by its processor time.
     "cpu": {
-        "ttft": NoiseModel(run_sd=0.02, weight=1.0, base=0.005, slowdown=0.1, calibration=0.01),
-        "decode": NoiseModel(run_sd=0.02, weight=1.0, base=0.01, slowdown=0.1, calibration=0.01),
-        "decode_mean": NoiseModel(run_sd=0.02, weight=1.0, base=0.015, slowdown=0.1, calibration=0.01),
-        "decode_p95": NoiseModel(run_sd=0.04, weight=1.0, base=0.02, slowdown=0.15, calibration=0.02),
+        "ttft": NoiseModel(run_sd=0.02, base=0.005, slowdown=0.1, calibration=0.01),
+        "decode": NoiseModel(run_sd=0.02, base=0.01, slowdown=0.1, calibration=0.01),
+        "decode_mean": NoiseModel(run_sd=0.02, base=0.015, slowdown=0.1, calibration=0.01),
+        "decode_p95": NoiseModel(run_sd=0.04, base=0.02, slowdown=0.15, calibration=0.02),
     },
     # Several threads, which wait for each other, or a runner that does not report processor time.
     "wall": {
-        "ttft": NoiseModel(run_sd=0.04, weight=1.0, base=0.01, slowdown=0.1, calibration=0.02),
-        "decode": NoiseModel(run_sd=0.04, weight=1.0, base=0.015, slowdown=0.1, calibration=0.02),
-        "decode_mean": NoiseModel(run_sd=0.04, weight=1.0, base=0.02, slowdown=0.1, calibration=0.02),
-        "decode_p95": NoiseModel(run_sd=0.08, weight=1.0, base=0.03, slowdown=0.2, calibration=0.04),
+        "ttft": NoiseModel(run_sd=0.04, base=0.01, slowdown=0.1, calibration=0.02),
+        "decode": NoiseModel(run_sd=0.04, base=0.015, slowdown=0.1, calibration=0.02),
+        "decode_mean": NoiseModel(run_sd=0.04, base=0.02, slowdown=0.1, calibration=0.02),
+        "decode_p95": NoiseModel(run_sd=0.08, base=0.03, slowdown=0.2, calibration=0.04),
     },
 }
 """Constants of the protocol, fitted to recorded runs on calm and busy machines.
@@ -268,9 +267,8 @@ def _relative(
     mean, count = statistics.fmean(values), len(values)
     sd: float | None = None
     if count > 1:
-        dof = noise.weight + count - 1
-        variance = (noise.weight * noise.run_sd**2 + sum((value - mean) ** 2 for value in values)) / dof
-        error = t_critical(0.95, round(dof)) / Z95 * math.sqrt(variance / count)
+        variance = (noise.run_sd**2 + sum((value - mean) ** 2 for value in values)) / count
+        error = t_critical(0.95, count) / Z95 * math.sqrt(variance / count)
         sd = math.hypot(error, noise.base, noise.slowdown * slowness)
     shared = calibration.log_sd.get(name)
     value = calm * math.exp(mean)

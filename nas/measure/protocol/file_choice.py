@@ -9,10 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.limit import Limit
 from nas.core.measurement import Figure
-from nas.core.metrics import metric
+from nas.core.metrics import measured_by
 from nas.core.scoring import SURE, chance_to_keep, own_log_sd, together
 from nas.core.stats import Z95
 from nas.core.workload import Workload
@@ -328,6 +328,8 @@ def bits_of(file: Path, texts: Sequence[str], threads: int, log: Log) -> Bits:
         return Bits(runtime.bits_per_byte(file, texts, threads))
     except Unsupported as error:
         return Bits(reason=error.message)
+    except InfrastructureFailed as error:
+        return Bits(reason=str(error))
     except (InvalidInput, CandidateFailed) as error:
         return Bits(reason=str(error), failed=True)
 
@@ -345,8 +347,8 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, Figure]:
     }
 
 
-def check_limits(limits: Sequence[Limit]) -> None:
-    """Raises `InvalidInput` for budgets of metrics that neither a device nor a file has."""
-    for limit in limits:
-        if metric(limit.metric).source == "proxy":
-            raise InvalidInput(f"{limit.metric} is not measured of a file", where="--budget")
+def require_measured(name: str, workload: Workload, where: str) -> None:
+    """Raises `InvalidInput` for a metric that a request does not have, such as the time to encode an image."""
+    if not measured_by(name, encodes=workload.encodes, media=workload.media):
+        request = f"{workload.prompt} tokens in and {workload.gen} out"
+        raise InvalidInput(f"{name} is not measured by a request of {request}", where=where)

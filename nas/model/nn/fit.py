@@ -314,6 +314,11 @@ def precision_of(device: torch.device, precision: Precision) -> AbstractContextM
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
+def training_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Returns bfloat16 on GPUs, with float32 weights (LFM2 report, section 4.2.2); else float32, as fast on CPUs."""
+    return precision_of(device, "bfloat16" if device.type == "cuda" else "float32")
+
+
 def native_precision(device: torch.device) -> Precision:
     """Returns bfloat16 where a device multiplies it faster: GPUs since Ampere, x86 with AVX-512 BF16 or AMX."""
     if device.type == "cuda":

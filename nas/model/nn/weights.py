@@ -42,6 +42,22 @@ def load_weights(model: Model, path: Path) -> None:
     model.load_state_dict(tensors)
 
 
+def load_model(path: Path, layout: Layout | None = None) -> Model:
+    """Returns the model of a checkpoint, in evaluation mode and without gradients.
+
+    Args:
+        path: of the checkpoint.
+        layout: that it has to have.
+
+    Raises:
+        InvalidInput: the file is no checkpoint, or one of another layout.
+        FileNotFoundError: there is no such file.
+    """
+    model = Model(layout or checkpoint_layout(path), None)
+    load_weights(model, path)
+    return model.eval().requires_grad_(False)
+
+
 def padded_weights(weights: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Returns `weights` with zeros up to the shapes that `layout` has, such as `nas.core.layout.padded` returns."""
     with torch.device("meta"):

@@ -13,7 +13,7 @@ from nas.core.pareto import FrontArchive, TrialAxes, affordable_draws, arrays, f
 from nas.core.units import show_figure, show_number
 from nas.search.analysis.record import Completion, StudyLog
 from nas.search.proposers import Volume, volume
-from nas.search.study.events import ending, expectations
+from nas.search.study.events import expectations
 
 Json = dict[str, Any]
 
@@ -147,8 +147,3 @@ def expected_gain(log: StudyLog) -> ExpectedGain | None:
         return None
     last = expected[-1]
     return ExpectedGain(hypervolume=gain, batch=last.batch, share=gain / last.hypervolume if last.hypervolume else None)
-
-
-def ended(log: StudyLog) -> Json | None:
-    """Returns why no more layouts are proposed."""
-    return ending(log.notes)

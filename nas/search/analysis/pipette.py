@@ -26,6 +26,7 @@ from nas.core.device import Device
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.measurement import Figure
+from nas.core.stats import Z95
 from nas.core.workload import Workload
 from nas.infra.store import devices
 from nas.infra.store.store import Store
@@ -137,8 +138,9 @@ def read_results(path: Path, published: Mapping[str, Layout]) -> dict[Place, dic
         figure = 1e3 / value if _MS.get(metric) else value / 1e6 if metric in _BYTES else value
         copies = runs.setdefault((place, layout), {})
         before = copies.get(row["result_id"])
-        if before is None or (row["scored_at"] is not None and row["scored_at"] > before[0]):
-            copies[row["result_id"]] = row["scored_at"], figure
+        at = (row["scored_at"] is not None, row["scored_at"])  # a run that was not scored is the earliest
+        if before is None or at > before[0]:
+            copies[row["result_id"]] = at, figure
     results: dict[Place, dict[Layout, float]] = {}
     for (place, layout), copies in runs.items():
         results.setdefault(place, {})[layout] = statistics.median(figure for _, figure in copies.values())
@@ -160,14 +162,14 @@ def rank(results: Mapping[Place, Mapping[Layout, float]], layouts: Sequence[Layo
         model = HardwareModel(costs, Measured(models, logs, np.zeros(len(models))))
         error = float(np.abs(np.expm1(model.left_out().mean - logs)).mean())
         estimate = model.predict(layouts)
-        low, high = estimate.mean - 1.96 * estimate.sd, estimate.mean + 1.96 * estimate.sd
+        low, high = estimate.mean - Z95 * estimate.sd, estimate.mean + Z95 * estimate.sd
         rows = np.exp(np.stack([estimate.mean, low, high], axis=1))
         rankings.append(Ranking(place, len(models), unit, error, [(a, b, c) for a, b, c in rows.tolist()]))
     return rankings
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    parquet = _pyarrow()[1]
+    parquet = import_pyarrow()[1]
     try:
         with parquet.ParquetFile(path) as file:
             columns = set(file.schema_arrow.names)
@@ -215,7 +217,7 @@ def results_bytes(store: Store, record: StudyRecord, form_factor: FormFactor, ve
         InvalidInput: pyarrow is not installed.
         UnknownName: the study was imported, and its devices are not described here.
     """
-    pyarrow, parquet = _pyarrow()
+    pyarrow, parquet = import_pyarrow()
     ids = {device.name: device.id for device in record.log.devices}
     described = {name: devices.get(store, id).device for name, id in ids.items()}
     rows = [*_written(record, described, form_factor, version)]
@@ -303,7 +305,12 @@ def _metrics(figures: Mapping[str, Figure], load: Workload) -> Iterator[dict[str
         }
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def import_pyarrow() -> tuple[Any, Any]:
+    """Returns `pyarrow` and `pyarrow.parquet`.
+
+    Raises:
+        InvalidInput: it is not installed.
+    """
     try:
         import pyarrow
         from pyarrow import parquet

@@ -20,7 +20,7 @@ from matplotlib.transforms import Bbox
 from nas.core.durable import output_file
 from nas.core.metrics import METRICS
 from nas.core.scoring import PUBLISHED
-from nas.core.stats import Z95
+from nas.core.stats import interval
 
 Report = Mapping[str, Any]
 Objective = Mapping[str, Any]
@@ -186,17 +186,12 @@ def _write_in_corner(panel: Axes, text: str, right: bool, up: bool, weight: str 
 def _draw_intervals(panel: Axes, rows: Iterable[Any], x: Objective, y: Objective, colour: str) -> None:
     for row in rows:
         for at in _points([row], x, y):
-            (start, end), (low, high) = (_interval(row, axis) for axis in (x, y))
+            (start, end), (low, high) = (
+                interval(row["objectives"][axis["name"]], row["sd"][axis["name"]], METRICS[axis["metric"]].transform)
+                for axis in (x, y)
+            )
             panel.plot((start, end), (at[1], at[1]), color=colour, alpha=0.35, linewidth=1)
             panel.plot((at[0], at[0]), (low, high), color=colour, alpha=0.35, linewidth=1)
-
-
-def _interval(row: Mapping[str, Any], objective: Objective) -> Point:
-    """Returns the 95 % interval of a row's objective, in its unit."""
-    value, half = row["objectives"][objective["name"]], Z95 * row["sd"][objective["name"]]
-    if METRICS[objective["metric"]].transform == "log":
-        return value * math.exp(-half), value * math.exp(half)
-    return value - half, value + half
 
 
 def _draw_bound(panel: Axes, front: Sequence[Point], x: Objective, y: Objective) -> None:

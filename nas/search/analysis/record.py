@@ -34,7 +34,7 @@ from nas.core.scoring import (
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.core.workload import Workload
-from nas.infra.store import events, results, studies, trials
+from nas.infra.store import results, studies, trials
 from nas.infra.store.results import ResultSummary
 from nas.infra.store.rows import Study, Trial
 from nas.infra.store.store import Store
@@ -58,6 +58,7 @@ from nas.search.study.events import (
     Rescored,
     Spent,
     WarmStarted,
+    all_events,
     calibrated_devices,
     notes,
     stored_space,
@@ -66,7 +67,6 @@ from nas.search.study.events import (
 log = logging.getLogger(__name__)
 _FROZEN = ("scales", "reference_point")
 """Fields of study events that change how all trials are scored."""
-_EVENTS_PER_READ = 1000
 KeyLookup = Callable[[str, str, str | None, str], Sequence[MeasurementKey]]
 """A device's id, a runtime's name, a quantisation (None: not known) and a workload's JSON -> the space's keys."""
 
@@ -303,7 +303,7 @@ def read_study(store: Store, study: str | int) -> StudyRecord:
     """
     id = study if isinstance(study, int) else studies.find_id(store, study)
     # The row after the events: `read_news` sees later changes of either by their events.
-    news = [*_since(store, id, 0)]
+    news = all_events(store, id)
     row = studies.get(store, id)
     with readable(row.name):
         return _read(store, row, StudyLog(), news, {}, trials.all(store, row.id))
@@ -319,7 +319,7 @@ def read_news(store: Store, before: StudyRecord) -> StudyRecord:
         UnknownName: the study is gone.
         InvalidInput: its space is not valid in this version.
     """
-    news = [*_since(store, before.study.id, before.log.last)]
+    news = all_events(store, before.study.id, before.log.last)
     if not news:
         return before
     row = studies.get(store, before.study.id)
@@ -330,12 +330,6 @@ def read_news(store: Store, before: StudyRecord) -> StudyRecord:
     if scored_alike and after.log.devices == before.log.devices:
         return after
     return read_study(store, row.id)
-
-
-def _since(store: Store, study: int, last: int) -> Iterator[Event]:
-    while page := events.since(store, study, last, limit=_EVENTS_PER_READ):
-        yield from page
-        last = page[-1].id
 
 
 def _read(

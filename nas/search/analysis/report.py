@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from nas.core.errors import InvalidInput
 from nas.core.measurement import Measurement
 from nas.core.metrics import METRICS
 from nas.core.pareto import Ranked, TrialAxes, dominates, front_hypervolume, rank_trials
@@ -24,12 +23,13 @@ from nas.infra.store.rows import StudyState
 from nas.infra.store.store import Store
 from nas.search.analysis.agreement import agreements
 from nas.search.analysis.headline import headline
-from nas.search.analysis.history import ended, expected_gain, history, interval, interval_json
+from nas.search.analysis.history import expected_gain, history, interval, interval_json
+from nas.search.analysis.pipette import import_pyarrow
 from nas.search.analysis.record import Record, StudyRecord, read_study
 from nas.search.analysis.reliability import quality_reliability
 from nas.search.analysis.snapshot import UNKNOWN, StudySnapshot, rounded
 from nas.search.study.estimate import Estimate, estimate_left
-from nas.search.study.events import Marked, marks
+from nas.search.study.events import Marked, ending
 
 _COUNTED = ("complete", "infeasible", "stopped", "failed", "cancelled")
 _WITH_MEASUREMENTS = ("front", "ranking", "references")
@@ -75,8 +75,8 @@ def study_report(store: Store, study: str | StudySnapshot) -> Json:
     # Without an event, the process of a study may be gone since.
     condition = studies.condition(store, snapshot.record.study)
     remaining = time_left(store, snapshot, condition.state)
-    report |= asdict(condition) | {"left": remaining and remaining.model_dump(mode="json")}
-    return report | {name: [row | whole[row["trial"]] for row in report[name]] for name in _WITH_MEASUREMENTS}
+    now = asdict(condition) | {"left": remaining and remaining.model_dump(mode="json")}
+    return report | now | {name: [row | whole[row["trial"]] for row in report[name]] for name in _WITH_MEASUREMENTS}
 
 
 def ranking(study: StudySnapshot) -> list[Ranked]:
@@ -132,8 +132,7 @@ def study_table(study: StudySnapshot) -> tuple[list[str], list[Row]]:
     A figure's columns are called `METRIC@WORKLOAD DEVICE/RUNTIME` with its unit.
     """
     ranked = {row.trial: row for row in ranking(study)}
-    references = {record.trial.number: reference for reference, record in study.record.references.items()}
-    written = marks(study.record.log.notes)
+    references, written = study.reference_names, study.marks
     rows: list[Row] = []
     for number, record in study.records.items():
         place: Row = {name: getattr(ranked.get(number), name, None) for name in ("rank", "hv_contribution", "p_front")}
@@ -180,11 +179,7 @@ def parquet_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Cell]]) ->
     Raises:
         InvalidInput: pyarrow is not installed.
     """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InvalidInput("Parquet needs pyarrow, of the extra 'corpora'; json and csv do not") from None
+    pyarrow, parquet = import_pyarrow()
     table = list(rows)
     arrays = {column: pyarrow.array([row.get(column) for row in table]) for column in columns}
     file = io.BytesIO()
@@ -199,7 +194,7 @@ def axes_table(study: StudySnapshot) -> tuple[list[str], Iterator[Row]]:
     names = [f"{axis.key} [{axis.unit}]" if axis.unit else axis.key for axis in study.axes]
     values = [rounded(study.values(axis.key)).tolist() for axis in study.axes]
     fixed = "trial state origin rung feasible on_front p_front operator reason layout star tags note"
-    written = marks(study.record.log.notes)
+    written = study.marks
 
     def rows() -> Iterator[Row]:
         for i, record in study.records.items():
@@ -277,7 +272,7 @@ def _report(store: Store, study: StudySnapshot) -> Json:
         "hypervolume_ci95": interval_json(interval(axes, point), axes, point) if moments and point else None,
         "history": moments,
         "expected_gain": None if (gain := expected_gain(log)) is None else gain.model_dump(),
-        "ended": ended(log),
+        "ended": ending(log.notes),
         "reference_point": None if point is None else dict(zip(names, point, strict=True)),
         "objectives": [_objective(study, index) for index in range(len(names))],
         "budgets": _budgets(record),

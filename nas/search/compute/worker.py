@@ -23,6 +23,7 @@ _log = logging.getLogger("nas.work")
 
 Spec = Mapping[str, Any]
 Outcome = dict[str, Any]
+"""{"value": ...} or {"failed": {reason, message}}, with "seconds"."""
 Work = Callable[[Spec], Outcome]
 """A function that a worker process runs."""
 
@@ -53,7 +54,7 @@ def under_host_lock(function: Callable[[Spec, Share], dict[str, Any] | None]) ->
                 finally:
                     waited = share.waited_s
         except CandidateFailed as error:
-            outcome = _failure(error)
+            outcome = failure(error)
         except (InfrastructureFailed, InvalidInput, OSError) as error:
             outcome = {"infrastructure": str(error)}
         seconds = time.perf_counter() - wall - waited
@@ -63,7 +64,8 @@ def under_host_lock(function: Callable[[Spec, Share], dict[str, Any] | None]) ->
     return run
 
 
-def _failure(error: CandidateFailed) -> dict[str, Any]:
+def failure(error: CandidateFailed) -> Outcome:
+    """Returns a candidate's failure as the outcome of a stage."""
     return {"failed": {"reason": error.reason, "message": str(error)}}
 
 
@@ -104,7 +106,7 @@ def train(spec: Spec, share: Share) -> dict[str, Any]:
         log=_log.info,
     )
     return {
-        job.key: _failure(outcome)
+        job.key: failure(outcome)
         if isinstance(outcome, CandidateFailed)
         else {"value": outcome.model_dump(mode="json")}
         for job, outcome in zip(jobs, outcomes, strict=True)

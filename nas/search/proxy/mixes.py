@@ -22,7 +22,7 @@ from nas.core.replacement import LibraryScores, block_of, parsed
 from nas.model.nn.fit import Log, save_tensors
 from nas.model.nn.mixes import ScoredText, compared, mix_of
 from nas.model.nn.model import Model
-from nas.model.nn.weights import load_weights, padded_weights
+from nas.model.nn.weights import load_model, padded_weights
 from nas.search.proxy.job import LibraryRun, TrainJob, TrainResult, exported_layout, weights_file
 
 IDS = "ids"
@@ -109,9 +109,7 @@ def trained_model(scores: LibraryScores, device: torch.device) -> Model:
     """
     path = Path(scores.teacher)
     _require(path, scores.teacher_sha256)
-    model = Model(Layout.parse(scores.layout), None)
-    load_weights(model, path)
-    return model.to(device).eval().requires_grad_(False)
+    return load_model(path, Layout.parse(scores.layout)).to(device)
 
 
 def held_out(scores: LibraryScores, path: Path) -> ScoredText:

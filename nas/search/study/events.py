@@ -362,10 +362,10 @@ class Profiled(Note):
     profile: ProfileSummary
 
 
-def all_events(store: Store, study: int) -> list[Event]:
-    """Reads the whole log of a study, oldest first."""
+def all_events(store: Store, study: int, after: int = 0) -> list[Event]:
+    """Reads the log of a study, oldest first, behind the event `after`."""
     log: list[Event] = []
-    while page := events.since(store, study, log[-1].id if log else 0):
+    while page := events.since(store, study, log[-1].id if log else after):
         log += page
     return log
 

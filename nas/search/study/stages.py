@@ -25,12 +25,10 @@ from nas.measure.runtimes.base import Artifact, Checkpoint, RandomWeights, Weigh
 from nas.model.text.corpus import CorpusRef
 from nas.search.compute import worker
 from nas.search.compute.ray import Compute
+from nas.search.compute.worker import Outcome, failure
 from nas.search.proxy.job import TrainJob, TrainResult, exported_layout, weights_file
 from nas.search.proxy.ladder import rung_jobs, seed_scores
 from nas.search.study.ledger import Ledger
-
-Outcome = dict[str, Any]
-"""{"value": ...} or {"failed": {reason, message}}, with "seconds"."""
 
 Action = Callable[[], Awaitable[Outcome]]
 SeedScores = dict[int, dict[str, float]]
@@ -424,8 +422,3 @@ def value_of(outcome: Outcome) -> Any:
     if failed := outcome.get("failed"):
         raise CandidateFailed(failed["reason"], failed["message"])
     return outcome["value"]
-
-
-def failure(error: CandidateFailed) -> Outcome:
-    """Returns a candidate's failure as a stage outcome."""
-    return {"failed": {"reason": error.reason, "message": str(error)}}

@@ -50,7 +50,7 @@ from nas.serve.api.submissions import (
     check_space,
     estimate_space,
 )
-from nas.serve.api.types import ONE_LINE, EventId, Limit, StudyName, Time, TrialNumber, Wait, with_example
+from nas.serve.api.types import ONE_LINE, EventId, Limit, StudyName, Time, TrialNumber, Trials, Wait, with_example
 
 _MAX_SUBMISSION = 8 << 20
 """Bytes of a submission: the longest space, also where its characters take several bytes."""
@@ -104,7 +104,7 @@ class SubmitRequest(BaseModel):
 
     study: StudyName
     space: str = Field(max_length=MAX_CHARACTERS)
-    trials: int | None = Field(None, ge=1, le=1_000_000, description="layouts to try; default: as the space says")
+    trials: Trials = None
     warm_start: tuple[StudyName, ...] = Field((), max_length=20, description="earlier studies to learn from first")
 
 
@@ -245,7 +245,7 @@ class EstimateRequest(BaseModel):
     model_config = with_example(space="v: 1\nname: ...", trials=None)
 
     space: str = Field(max_length=MAX_CHARACTERS, description="YAML text of the search space")
-    trials: int | None = Field(None, ge=1, le=100_000, description="null: as many as the space says")
+    trials: Trials = None
 
 
 def estimates_router(store: Store, access: Access) -> APIRouter:
@@ -291,8 +291,8 @@ def studies_router(
     @router.post("", summary="Submit a study", status_code=201, responses=documented(409))
     @max_body(_MAX_SUBMISSION)
     def submit(request: SubmitRequest, token: ApiToken = operate) -> StudyStatus:
-        options = {"trials": request.trials, "warm_start": request.warm_start}
-        submitted.submit(request.study, request.space, by=token.name, **options)  # type: ignore[arg-type]
+        study, space, trials, warm_start = request.study, request.space, request.trials, request.warm_start
+        submitted.submit(study, space, trials=trials, warm_start=warm_start, by=token.name)
         return _view(store, submitted, request.study)
 
     @router.get("/{name}", summary="Show a study with its report", dependencies=[read], responses=documented(404))

@@ -181,13 +181,16 @@ class SubmissionFolder:
     def bound_log(self) -> None:
         """Cuts a log that is too long. Concurrently written lines may be lost."""
         path = self.path / "launch.log"
-        if path.stat().st_size > LOG_BYTES:
+        if path.is_file() and path.stat().st_size > LOG_BYTES:
             write_durably(self.path / "launch.log.1", _end_of(path, LOG_BYTES // 2))
             os.truncate(path, 0)
 
     def log_tail(self) -> str:
-        """Returns the end of the log, without secrets."""
-        text = _end_of(self.path / "launch.log", _TAIL_BYTES).decode(errors="replace")
+        """Returns the end of the log, without secrets; empty if there is none."""
+        try:
+            text = _end_of(self.path / "launch.log", _TAIL_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
         return without_secrets(text.strip())
 
 
@@ -319,13 +322,8 @@ class SubmittedStudies:
         return None if submission is None else submission.submitted_by
 
     def log_tail(self, study: str) -> str | None:
-        """Returns the end of what the process of a submitted study printed; None where there was none."""
-        if self.find(study) is None:
-            return None
-        try:
-            return self._folder(study).log_tail()
-        except FileNotFoundError:
-            return None
+        """Returns the end of what the process of a submitted study printed; None: nothing, or it was not submitted."""
+        return None if self.find(study) is None else self._folder(study).log_tail() or None
 
     def row(self, study: str) -> Study | None:
         """Returns the study in the database; None until its process has created it."""

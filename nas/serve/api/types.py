@@ -15,6 +15,7 @@ Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="longest wait
 Time = Annotated[float, Field(description="seconds since the epoch, by the coordinator's clock")]
 ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
 TrialNumber = Annotated[int, Path(ge=0, le=2**31 - 1)]
+Trials = Annotated[int | None, Field(ge=1, le=1_000_000, description="layouts to try; null: as the space says")]
 StudyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 

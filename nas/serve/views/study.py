@@ -28,13 +28,14 @@ from nas.infra.store.store import Store
 from nas.search.analysis.agreement import RankCorrelation, rank_correlation
 from nas.search.analysis.axes import KV_BYTES, PARAMS_TOTAL, AxisView
 from nas.search.analysis.headline import Headline, headline
-from nas.search.analysis.history import ExpectedGain, Step, VolumeView, ended, expected_gain
+from nas.search.analysis.history import ExpectedGain, Step, VolumeView, expected_gain
 from nas.search.analysis.record import readable
 from nas.search.analysis.reliability import QualityReliability, quality_reliability
 from nas.search.analysis.report import NoiseSummary, noise_summary, time_left
 from nas.search.analysis.snapshot import NO_RUNG, ORIGINS, STATES, UNKNOWN, Snapshots, StudySnapshot, rounded
 from nas.search.proposers.sampling import Sampler
 from nas.search.study.estimate import Estimate
+from nas.search.study.events import ending
 from nas.serve.api.submissions import Submission, SubmittedStudies
 from nas.serve.views.base import (
     Bounds,
@@ -348,7 +349,7 @@ def points(study: StudySnapshot, since: int = 0, axes: Sequence[str] = ()) -> Po
         UnknownName: the study has no such axis.
     """
     objectives = [axis.key for axis in study.axes if axis.objective]
-    keys = _checked(study, axes) or objectives
+    keys = _axes_of(study, axes) or objectives
     changed = study.table["changed"]
     rows = np.arange(len(changed)) if study.record.log.judged > since else np.flatnonzero(changed > since)
     front_keys = [*dict.fromkeys([*objectives, *keys])]
@@ -380,7 +381,7 @@ def points_json(study: StudySnapshot, since: int = 0, axes: Sequence[str] = ()) 
     """Returns `points` as JSON; that of all trials is cached with the snapshot."""
     if since:
         return points(study, since, axes).model_dump_json().encode()
-    key = "points", tuple(_checked(study, axes))
+    key = "points", tuple(_axes_of(study, axes))
     return study.cached(key, lambda: points(study, 0, axes).model_dump_json().encode())
 
 
@@ -458,7 +459,7 @@ def _view(study: StudySnapshot) -> StudyView:
         reference_point=_reference_point(study),
         reliability=quality_reliability(study),
         noise=noise_summary(study),
-        ending=ended(study.record.log),
+        ending=ending(study.record.log.notes),
         expected_gain=expected_gain(study.record.log),
         axes=study.axes,
         targets=target_names(study.axes),
@@ -510,7 +511,7 @@ def _waiting(study: StudySnapshot) -> str | None:
 def _progress(study: StudySnapshot) -> dict[str, Any]:
     """Returns the fields that the list and the page share."""
     states = study.states()
-    done = study.state is StudyState.COMPLETE or ended(study.record.log)
+    done = study.state is StudyState.COMPLETE or ending(study.record.log.notes)
     return {
         "requested": study.record.requested,
         "proposed": sum(states.values()),
@@ -705,6 +706,10 @@ def axis_of(key: str, axes: Sequence[AxisView]) -> str:
     return key
 
 
+def _axes_of(study: StudySnapshot, keys: Sequence[str]) -> list[str]:
+    return [*dict.fromkeys(axis_of(key, study.axes) for key in keys)]
+
+
 def target_of(target: str | None, axes: Sequence[AxisView]) -> str | None:
     """Returns the device and runtime; raises UnknownName if no axis has it."""
     targets = target_names(axes)
@@ -734,15 +739,6 @@ def _range(text: str, axes: Sequence[AxisView]) -> RangeView:
     if not low <= high or math.isinf(low) or math.isinf(high):
         raise InvalidInput(f"a brushed range is KEY:LOW:HIGH, not {text[:128]!r}", where="pick")
     return RangeView(key=axis, low=low, high=high)
-
-
-def _checked(study: StudySnapshot, axes: Sequence[str]) -> list[str]:
-    """Returns the keys, each once."""
-    keys = [axis.key for axis in study.axes]
-    for key in axes:
-        if key not in keys:
-            raise UnknownName(f"axis of study {study.name}", key[:128], keys)
-    return [*dict.fromkeys(axes)]
 
 
 def _columns(study: StudySnapshot, numbers: NDArray[np.intp], keys: Sequence[str]) -> TrialColumns:

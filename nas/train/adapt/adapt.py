@@ -16,14 +16,15 @@ library is a folder of its own, for all devices and budgets (`nas.train.adapt.li
 
 Costs of alternatives add up only roughly (`nas.train.adapt.costs`), so the chosen child is measured itself, by the rule
 of studies: where the chance that it keeps the budgets is not below 1 - SURE (`nas.core.scoring`), fresh repetitions
-decide for the likelier of the two. If it exceeds a budget, the limits of the selection are lowered by the excess, up to
-`_ROUNDS` times.
+settle whether kept or broken is likelier. If it exceeds a budget, the limits of the selection are lowered by the
+excess; `_ROUNDS` choices are tried.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -83,8 +84,10 @@ REQUEST = "request.json"
 FRONT = "front.json"
 REPORT = "report.json"
 CHILD = "child.safetensors"
+_CHILD_MEASUREMENTS = 3
+"""Of a chosen child: one, and fresh ones of twice the repetitions."""
 _ROUNDS = 4
-"""Selections with lowered limits after a child that exceeds a budget."""
+"""Choices that are tried."""
 _MARGIN = 0.99
 """Factor of a lowered limit, beyond the excess."""
 _WINDOW = 256
@@ -233,7 +236,7 @@ class Adaptation:
             for inputs, labels in islice(held_out_windows(source.held_out, _WINDOW), _WINDOWS):
                 with torch.no_grad():
                     logits = self.teacher.model(inputs.to(self.worker.device))[0].float().cpu()
-                text = ~torch.isin(labels[0], torch.tensor([self.vocabulary.start, self.vocabulary.end]))
+                text = ~torch.isin(labels[0], torch.tensor(self.vocabulary.special))
                 model_nats += float(cross_entropy(logits, labels[0], reduction="none")[text].sum())
                 frequency_nats -= float(frequency[labels[0][text]].log().sum())
                 tokens += float(text.sum())
@@ -264,6 +267,8 @@ class Adaptation:
         Raises:
             InvalidInput: no choice keeps the budgets.
         """
+        if self.request.library.recall_tokens:
+            self._recall_text(1)  # what the report needs is refused before anything is trained
         self.claim()
         path = self.folder / REPORT
         if not path.is_file():
@@ -365,6 +370,7 @@ class Adaptation:
             self.folder / "training",
         )
         save_weights(model, path)
+        shutil.rmtree(self.folder / "training", ignore_errors=True)
         return model
 
     @cached_property
@@ -376,19 +382,28 @@ class Adaptation:
     def _teacher_nats(self) -> dict[str, list[float]]:
         return self._nats(self.teacher.model, "model")
 
+    @cached_property
+    def _stored_nats(self) -> dict[str, list[float]]:
+        """Those of the model with the weights that its file has."""
+        rounded = self._rounded(self.layout, self.teacher.checkpoint, self.teacher.sha256)
+        return self._nats(rounded, "model as stored")
+
     def _lost(self, layout: Layout, healed: Model, weights: Path) -> dict[str, Any]:
         """Returns bits per byte of a child, and changes from the model's of each source and all.
 
-        Where quantisations are chosen, "stored" holds those of the child with the weights that its file has.
+        Where quantisations are chosen, "stored" holds the same of the weights in files, the model's and the child's.
         """
         lost = self._lost_by(self._nats(healed, "child"))
         if layout.quantisation:
             rounded = self._rounded(layout, weights, sha256_of(weights))
-            lost["stored"] = self._lost_by(self._nats(rounded, "child as stored"))
+            lost["stored"] = self._lost_by(self._nats(rounded, "child as stored"), self._stored_nats)
         return lost
 
-    def _lost_by(self, nats: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-        before = self._teacher_nats
+    def _lost_by(
+        self, nats: Mapping[str, Sequence[float]], before: Mapping[str, Sequence[float]] | None = None
+    ) -> dict[str, Any]:
+        """Returns bits per byte, and the changes from `before`; None: the model's."""
+        before = before or self._teacher_nats
         changes = {name: relative_change(before[name], nats[name]) for name in before}
         changes[ALL] = relative_change([*chain(*before.values())], [*chain(*nats.values())])
         return {"bits_per_byte": bits_of(nats, self._reported)[ALL], "bits_per_byte_change": changes}
@@ -432,7 +447,9 @@ class Adaptation:
         """
         library, healing = self.request.library.tokens, self.request.healing.tokens
         hours = self.request.hours if "tokens" not in self.record else None
-        disk_bytes = self.library.missing_bytes(self.required_blocks()) + child_bytes(self.folder, self.teacher.layout)
+        disk_bytes = self.library.missing_bytes(self.required_blocks()) + child_bytes(
+            self.folder, self.teacher.layout, self.request.front
+        )
         state_bytes = (4 + STATE_BYTES) * self.teacher.layout.params.total
         self.worker.log(
             f"{sum(self._flops(library, healing).values()):.2g} FLOPs for {library:,} and {healing:,} tokens,"
@@ -488,7 +505,7 @@ class Adaptation:
         layout, library, healing = self.layout, self.request.library, self.request.healing
         with self.bench.opened():
             measured = self.bench.measure(layout).seconds
-        count = 1 + len(self.choices.kinds) + len(set(layout.layers)) + self.request.points
+        count = 1 + len(self.choices.kinds) + len(set(layout.layers)) + self.request.points + _CHILD_MEASUREMENTS
         times = PartTimes(0.0, 0.0, 0, 0.0, 0.0, measurements=measured * count)
         if hours is not None:
             times.tokens(hours, library.tokens, healing.tokens)
@@ -541,23 +558,27 @@ class Adaptation:
             InvalidInput: no choice keeps them.
         """
         budgets = self._budgets(problem.base)
-        limits = dict(budgets)
+        limits, tried = dict(budgets), 0
         for _ in range(_ROUNDS):
             self.worker.log("selecting and measuring a child")
             picked = select(problem.options, problem.base, limits, problem.terms)
             if picked is None:
                 break
-            excess: dict[str, float] = {}
-            if (child := self._child(problem, picked, decide=True)) is not None:
-                excess = {name: child.measured[name] / limit for name, limit in budgets.items()}
-                excess = {name: ratio for name, ratio in excess.items() if ratio > 1}
-                if not excess:
-                    return child
-            for name in excess or limits:
-                limits[name] *= _MARGIN / excess.get(name, 1.0)
+            tried += 1
+            if (child := self._child(problem, picked, decide=True)) is None:
+                predicted = total(picked, problem.base, problem.terms)
+                limits = {name: _MARGIN * min(limit, predicted[name]) for name, limit in limits.items()}
+                continue
+            excess = {name: child.measured[name] / limit for name, limit in budgets.items()}
+            excess = {name: ratio for name, ratio in excess.items() if ratio > 1}
+            if not excess:
+                return child
+            for name, ratio in excess.items():
+                limits[name] *= _MARGIN / ratio
         limits_text = ", ".join(f"{name} <= {limit:g}" for name, limit in budgets.items())
         figures = ", ".join(f"{name} {problem.base[name]:.4g}" for name in budgets)
-        raise InvalidInput(f"no choice of blocks keeps {limits_text}; the model itself has {figures}", where="--budget")
+        none = f"none of the choices of blocks that were tried, {tried}," if tried else "no choice of blocks"
+        raise InvalidInput(f"{none} keeps {limits_text}; the model itself has {figures}", where="--budget")
 
     def _child(self, problem: Problem, picked: Mapping[Slot, Option[Slot]], *, decide: bool = False) -> Child | None:
         """Returns a choice with its figures; None: the runtime does not carry it, or it does not run.
@@ -610,10 +631,8 @@ class Adaptation:
 
         reported = self._reported
         before_healing = self._lost_by(self._nats(unhealed, "child before healing"))
-        layout, stored = self.layout, {}
-        if layout.quantisation:
-            rounded = self._rounded(layout, self.teacher.checkpoint, self.teacher.sha256)
-            stored = {"stored": self._lost_by(self._nats(rounded, "model as stored"))}
+        layout = self.layout
+        stored = {"stored": self._lost_by(self._stored_nats)} if layout.quantisation else {}
         return {
             "teacher": {
                 "layout": layout.format(),
@@ -659,10 +678,14 @@ def relative_change(before: Sequence[float], after: Sequence[float]) -> tuple[fl
     return ratio - 1, ratio - 1 - half, ratio - 1 + half
 
 
-def child_bytes(folder: Path, layout: Layout) -> int:
-    """Returns the bytes of the child in `folder`, its healing's checkpoint and its files; 0 if the child exists."""
-    # Four bytes a weight, a checkpoint of six times as much (moments; two while one is replaced), and files once.
-    return 0 if (folder / CHILD).is_file() else 8 * 4 * layout.params.total
+def child_bytes(folder: Path, layout: Layout, front: int) -> int:
+    """Returns the bytes of what is missing in `folder`: the child and its files, further ones, and checkpoints."""
+    # The front may have fewer children than that: then these bytes are asked for without need.
+    further = max(0, front - len(list((folder / "curve").glob("*.safetensors"))))
+    missing = further + 2 * (not (folder / CHILD).is_file())
+    # Four bytes a weight; of one healing at a time a checkpoint of six times as much (moments; two while one is
+    # replaced), and half of that for the first rate's, if that was too high.
+    return (missing + 9 * (missing > 0)) * 4 * layout.params.total
 
 
 def write_child(adaptation: Adaptation, report: Mapping[str, Any]) -> list[str]:

@@ -36,10 +36,8 @@ from nas.train.adapt.stock_families import STOCK
 from nas.train.release.huggingface import Planned, write_safetensors
 from nas.train.release.shards import ADAPTER, ADAPTER_PROBLEM, Shards, read_json, shard_files
 
-IMPORT_VERSION = 4
+IMPORT_VERSION = 5
 """Increase it with every change after which the same files give other weights."""
-_CONFIG_BYTES = 1 << 20
-"""Largest config.json."""
 WITH_TOWERS = ("lfm2_vl", "hilnas_vl", "hilnas_audio")
 """Types of models that consist of a language model and towers: transformers' class, and ours where it has none."""
 _TEXT_TYPES: Mapping[str, Mapping[str, Any]] = {
@@ -50,6 +48,10 @@ _TEXT_TYPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_5": {"model_type": "qwen3_5_text", "tie_word_embeddings": False},
 }  # fmt: skip
 """Other types with an encoder of images, which is left out -> what files of their language model leave out."""
+_QUANTISED = ("quantization_config", "quantization")
+"""Keys that say how weights are quantised; the second one is of MLX."""
+_FURTHER = ("mtp.", "model.mtp.")
+"""Prefixes of layers that predict further tokens, which transformers leaves out."""
 LANGUAGE_MODEL = "model.language_model."
 """Prefix of the language model's tensors there, but for those of an output head."""
 _EARLIER_LANGUAGE_MODEL = "language_model."
@@ -79,8 +81,8 @@ def _read(source: Source) -> TrainedModel:
         raise Unsupported(
             f"no layout says models of type {kind!r}{missing}; families that are read: {families}", where=where
         )
-    if config.get("quantization_config") is not None:
-        options.missing.append("weights that are quantised (quantization_config)")
+    for name in _QUANTISED:
+        options.refuse(config.get(name) is not None, f"weights that are quantised ({name})")
     try:
         model = FAMILIES[kind](options)
     except InvalidInput as error:
@@ -148,7 +150,7 @@ class _Folder:
             raise InvalidInput(ADAPTER_PROBLEM, where=str(folder))
         if not (folder / "config.json").is_file():
             raise InvalidInput("no such file: name a folder of transformers, with config.json", where=self.where)
-        self.config: Mapping[str, Any] = read_json(folder / "config.json", _CONFIG_BYTES)
+        self.config: Mapping[str, Any] = read_json(folder / "config.json")
         self._inside = self.left_out = ""
         kind = str(self.config.get("model_type"))
         if kind in WITH_TOWERS or kind in _TEXT_TYPES:
@@ -157,7 +159,9 @@ class _Folder:
                 "tie_embedding", self.config.get("tie_word_embeddings", usual["tie_word_embeddings"])
             )
             self._inside, text = LANGUAGE_MODEL, self.config.get("text_config")
-            self.config = {**usual, **(text if isinstance(text, dict) else {}), "tie_word_embeddings": tied}
+            rounded = {name: self.config[name] for name in _QUANTISED if name in self.config}
+            ties = {"tie_word_embeddings": tied, "tie_embedding": tied}
+            self.config = {**usual, **(text if isinstance(text, dict) else {}), **ties, **rounded}
             self.left_out = "all but the language model, such as its encoder of images"
 
     def tensors(self) -> _Tensors:
@@ -285,8 +289,8 @@ class _Tensors(TheirTensors):
             hint = "; if the embedding is the head, set tie_word_embeddings to true" if lacking == [HEAD] else ""
             raise InvalidInput(f"lacks {few(lacking)}{hint}", where=str(self.folder))
         used = names | {part for name in names for part in self._parts(name)} | ({HEAD} if tied else set())
-        others = sorted(name for name in self if name not in used and not name.endswith(_FROM_ROTARY))
-        if others:
+        unread = (name for name in self if not name.endswith(_FROM_ROTARY) and not name.startswith(_FURTHER))
+        if others := sorted({*unread} - used):
             raise Unsupported(f"has tensors that no block of the layout holds: {few(others)}", where=str(self.folder))
 
     def _parts(self, name: str) -> list[str]:

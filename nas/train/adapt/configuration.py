@@ -155,9 +155,9 @@ class Options:
             raise InvalidInput(f"{name} must be true or false, not {value!r}", where=self.where)
         return value
 
-    def tied(self, default: bool) -> bool:
-        """Returns whether the head is the embedding: as configured, unless the files hold another head."""
-        return self.flag("tie_word_embeddings", default) and not self._source.has_other_head()
+    def tied(self, default: bool, name: str = "tie_word_embeddings") -> bool:
+        """Returns whether the head is the embedding: as configured under `name`, unless the files hold another head."""
+        return self.flag(name, default) and not self._source.has_other_head()
 
     def refuse(self, when: bool, what: str) -> None:
         """Adds `what` to the list of what is missing."""
@@ -224,7 +224,8 @@ class Options:
         self.refuse(factor < 1, f"RoPE that is sped up (factor {factor:g})")
         if kind == "linear" or factor <= 1:
             return {"rope_factor": max(factor, 1.0)}
-        tokens = {"rope_factor": factor, "rope_tokens": self.whole(length, rope.get(length))}
+        original = rope.get(length, self.get("max_position_embeddings"))
+        tokens = {"rope_factor": factor, "rope_tokens": self.whole(length, original)}
         if kind == "yarn":
             turns = [rope.get("beta_fast") or 32, rope.get("beta_slow") or 1]
             self.refuse(turns != [32, 1], f"RoPE of type 'yarn' with other bounds {turns} than 32 and 1")
@@ -256,8 +257,12 @@ class Options:
         usual = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(length)) if length > 1 else 1.0
         return short, long, self.positive("attention_factor", rope.get("attention_factor") or usual) ** 2
 
-    def scores(self, rope: Mapping[str, Any]) -> float:
-        """Returns what YaRN multiplies products of queries and keys by; 1 for RoPE of other types."""
+    def scores(self, rope: Mapping[str, Any] | None = None) -> float:
+        """Returns what YaRN multiplies products of queries and keys by; 1 for RoPE of other types.
+
+        rope: settings of some layers; None: those of all.
+        """
+        rope = (self.object("rope_scaling") or self.object("rope_parameters")) if rope is None else rope
         if _rope_type(rope) != "yarn":
             return 1.0
         factor = self.positive("factor", self._factor(rope))
@@ -280,13 +285,17 @@ def model_size(options: Options) -> tuple[int, int, int]:
     return options.whole("hidden_size"), depth, options.whole("vocab_size")
 
 
-def attention_shape(options: Options, d_model: int, *, qk_norm: bool, head_dim: int | None = None) -> dict[str, Any]:
-    """Returns arguments of the attention blocks; `head_dim` is the default of the family."""
+def attention_shape(
+    options: Options, d_model: int, *, qk_norm: bool, head_dim: int | None = None, kv_heads: int | None = None
+) -> dict[str, Any]:
+    """Returns arguments of the attention blocks; `head_dim` and `kv_heads` are defaults of the family."""
     heads = options.whole("num_attention_heads")
     usual = d_model // max(heads, 1)
     return {
         "heads": heads,
-        "kv_heads": options.whole("num_key_value_heads", heads),
+        "kv_heads": options.whole(
+            "num_key_value_heads", kv_heads if kv_heads and options.given("num_key_value_heads") else heads
+        ),
         "head_dim": options.whole("head_dim", head_dim if head_dim and options.given("head_dim") else usual),
         "qk_norm": qk_norm,
     }

@@ -81,6 +81,14 @@ def _each_rope(config: Mapping[str, Any], base: float | None) -> dict[str, Any]:
     return {"rope_parameters": {"full_attention": rope, "sliding_attention": windowed}}
 
 
+def _score_size(config: Mapping[str, Any], depth: int) -> int:
+    """Returns what scores of Gemma are divided by the root of: of the largest model, at `depth`, no head's size."""
+    size: int = config["head_dim"]
+    return (
+        config.get("hidden_size", 0) // config["num_attention_heads"] if config["num_hidden_layers"] == depth else size
+    )
+
+
 def _gemma2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     base, window = keys("rope.freq_base_swa"), keys("attention.sliding_window")
     if base not in (None, config["rope_parameters"]["rope_theta"]):
@@ -89,7 +97,7 @@ def _gemma2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_layers(keys, config, 2),
         "sliding_window": 4096 if window is None else window,
-        "query_pre_attn_scalar": config.get("head_dim"),
+        "query_pre_attn_scalar": _score_size(config, 46),
         "attn_logit_softcapping": 50.0 if bounds[0] is None else bounds[0],
         "final_logit_softcapping": 30.0 if bounds[1] is None else bounds[1],
     }
@@ -100,7 +108,7 @@ def _gemma3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_layers(keys, config, 6),
         **_each_rope(config, 10000.0 if base is None else base),
-        "query_pre_attn_scalar": config.get("head_dim"),
+        "query_pre_attn_scalar": _score_size(config, 62),
         "final_logit_softcapping": keys("final_logit_softcapping"),
     }
 
@@ -128,6 +136,9 @@ def _granite(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
         "logit_scale": "logits_scaling",
     }
     settings = {theirs: keys(name) for name, theirs in names.items() if keys(name) is not None}
+    if not keys("expert_count"):  # hybrids without Mamba-2 and experts have their keys
+        for name in (*_OF_MAMBA, "expert_used_count", "expert_shared_feed_forward_length"):
+            keys(name)
     size = config.get("head_dim")
     return ({"attention_multiplier": size**-0.5} if isinstance(size, int) and size > 0 else {}) | settings
 
@@ -217,12 +228,15 @@ def _qwen3_5(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _RECURRENT = "attention.recurrent_layers"
+_OF_MAMBA = tuple(
+    f"ssm.{name}" for name in ("conv_kernel", "state_size", "time_step_rank", "group_count", "inner_size")
+)
 
 _ARCHITECTURES: Mapping[str, _Architecture] = {
     "arcee": _Architecture("arcee", paired=True),
     "exaone4": _Architecture("exaone4", _exaone4),
     "falcon-h1": _Architecture("falcon_h1", _falcon_h1),
-    "glm4": _Architecture("glm4"),
+    "glm4": _Architecture("glm4", lambda keys, config: {"partial_rotary_factor": 1.0}),  # unless the file says less
     "gemma": _Architecture("gemma", gains=True),
     "gemma2": _Architecture("gemma2", _gemma2, gains=True),
     "gemma3": _Architecture("gemma3_text", _gemma3, gains=True),
@@ -411,7 +425,10 @@ class GgufModel(TheirTensors):
             config |= self._arch.settings(keys, config)
         except Unsupported as error:
             raise Unsupported(error.message, where=self.where) from None
-        if isinstance(config.get("num_key_value_heads"), list):
+        counts = config.get("num_key_value_heads")
+        if isinstance(counts, list) and len(set(map(str, counts))) == 1:
+            config["num_key_value_heads"] = counts[0]
+        elif isinstance(counts, list):
             raise Unsupported("counts of heads that differ by layer (attention.head_count_kv)", where=self.where)
         config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
         for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"):
@@ -438,6 +455,8 @@ class GgufModel(TheirTensors):
         base = keys("rope.freq_base")
         rope = {"rope_type": "default", "rope_theta": 10000.0 if base is None else base}
         kind = keys("rope.scaling.type")
+        if keys("rope.scaling.finetuned") is False and self._arch.model_type in ("granite", "granitemoe"):
+            raise Unsupported("attention without positions (rope.scaling.finetuned)", where=self.where)
         if _FACTORS[0] in self._file.tensors and _FACTORS[1] in self._file.tensors:
             factor = keys("rope.scaling.attn_factor")
             return rope | {
@@ -448,6 +467,8 @@ class GgufModel(TheirTensors):
                 "long_factor": self._file.values(_FACTORS[1]).tolist(),
             }
         if kind not in (None, "none"):
+            if _FREQUENCIES in self._file.tensors:
+                raise Unsupported(f"RoPE scaled by type {kind!r} and by {_FREQUENCIES}, too", where=self.where)
             length = keys("rope.scaling.original_context_length")
             scaling = {"rope_type": kind, "factor": keys("rope.scaling.factor")}
             return rope | scaling | ({"original_max_position_embeddings": length} if kind == "yarn" else {})

@@ -50,13 +50,13 @@ def _granite_hybrid(options: Options) -> TrainedModel:
     options.activation()
     options.refuse(options.flag("attention_bias"), "biases (attention_bias)")
     attention = attention_shape(options, d_model, qk_norm=False)
-    positions = options.get("position_embedding_type")
-    attention |= options.rope() if positions == "rope" else {"rope_theta": 0.0}
+    turned = options.get("position_embedding_type") == "rope"
+    attention |= options.rope() if turned else {"rope_theta": 0.0}
     valid = dict.fromkeys(("attention", "full_attention"), "gqa") | dict.fromkeys(
         ("mamba", "linear_attention"), "mamba2"
     )
-    name = "layer_types" if options.get("layer_types") is not None else "layers_block_type"
-    kinds = options.of_layers(name, valid, depth)
+    named = [name for name in ("layer_types", "layers_block_type") if options.get(name) is not None]
+    kinds = options.of_layers(named[0], valid, depth) if named else ["mamba2"] * depth
     mixers = {"gqa": Block.of("gqa", **attention)}
     eps = options.number("rms_norm_eps", 1e-6)
     if "mamba2" in kinds:
@@ -68,7 +68,8 @@ def _granite_hybrid(options: Options) -> TrainedModel:
     layers = [Layer((mixers[kind],), ffn) for kind in kinds if kind] or [Layer((mixers["gqa"],), ffn)]
     layout = Layout.of(d_model, vocab, layers, tied=options.tied(False))
     names = _names(layout, map(_granite_layer, layout.layers))
-    return trained_model(options, layout, names, eps, Constants.of_granite(options))
+    scores = [options.scores() if turned else 1.0] * depth
+    return trained_model(options, layout, names, eps, Constants.of_granite(options), scores)
 
 
 def _granite_mamba(options: Options, eps: float) -> Block:
@@ -136,12 +137,14 @@ def _nemotron_h(options: Options) -> TrainedModel:
     options.activation(key="mamba_hidden_act")
     for name in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
         options.refuse(options.flag(name), f"biases ({name})")
-    options.refuse(not options.flag("use_conv_bias", True), "Mamba-2 without bias in its convolution")
+    has_bias = options.flag("mamba_conv_bias", options.flag("use_conv_bias", True))
+    options.refuse(not has_bias, "Mamba-2 without bias in its convolution")
     eps = options.number("layer_norm_epsilon", EPS)
     options.refuse("mamba2" in kinds and eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
     heads = options.whole("mamba_num_heads", 128)
+    taps, groups = ("mamba_d_conv" if options.get("mamba_d_conv") else "conv_kernel"), options.whole("n_groups", 8)
     inner = heads * options.whole("mamba_head_dim", 64)
-    attention = attention_shape(options, d_model, qk_norm=False, head_dim=128) | {"rope_theta": 0.0}
+    attention = attention_shape(options, d_model, qk_norm=False, head_dim=128, kv_heads=8) | {"rope_theta": 0.0}
     ffn = Block.of("relu2", width=options.whole("intermediate_size", 21504))
     halves = {"gqa": Layer((Block.of("gqa", **attention),)), "relu2": Layer(ffn=ffn)}
     if "mamba2" in kinds:
@@ -149,8 +152,8 @@ def _nemotron_h(options: Options) -> TrainedModel:
             "mamba2",
             state=options.whole("ssm_state_size", 128),
             heads=heads,
-            conv=options.taps("conv_kernel"),
-            groups=options.whole("n_groups", 8),
+            conv=options.taps(taps),
+            groups=options.whole("mamba_n_groups", groups),
             **_inner(inner, d_model),
         )
         halves["mamba2"] = Layer((mamba,))
@@ -185,16 +188,22 @@ def _falcon_h1(options: Options) -> TrainedModel:
         conv=options.taps("mamba_d_conv"),
         groups=options.whole("mamba_n_groups", 1),
         norm=normed,
-        **_inner(options.whole("mamba_d_ssm", options.whole("mamba_expand", 2) * d_model), d_model),
+        **_inner(
+            options.whole(
+                "mamba_d_ssm", 1024 if options.given("mamba_d_ssm") else options.whole("mamba_expand", 2) * d_model
+            ),
+            d_model,
+        ),
     )
-    attention = Block.of("gqa", **attention_shape(options, d_model, qk_norm=False), **options.rope())
+    attention = Block.of("gqa", **attention_shape(options, d_model, qk_norm=False, kv_heads=8), **options.rope())
     ffn = Block.of("swiglu", width=options.whole("intermediate_size", 14336))
     layout = Layout.of(d_model, vocab, [Layer((mamba, attention), ffn)] * depth, tied=options.tied(False))
     head = options.number("lm_head_multiplier", 1.0)
     # Of a head of its own it becomes part, as in llama.cpp's converter.
     constants = Constants(options.number("embedding_multiplier", 1.0), logits=1 / head if layout.tied else 1.0)
     names = _falcon_h1_layer(mamba, attention.resolve(d_model))
-    model = trained_model(options, layout, _names(layout, [names] * depth, "final_layernorm"), eps, constants)
+    scores = [options.scores()] * depth
+    model = trained_model(options, layout, _names(layout, [names] * depth, "final_layernorm"), eps, constants, scores)
     factors = dict(model.factors) | ({} if layout.tied else {"head.weight": head})
     for i in range(depth):
         for name, factor in _falcon_h1_factors(options, mamba, d_model).items():
@@ -380,7 +389,7 @@ def _lfm2(options: Options) -> TrainedModel:
     d_model, depth, vocab = model_size(options)
     options.refuse(options.flag("conv_bias"), "biases (conv_bias)")
     moe = options.get("model_type") == "lfm2_moe"
-    attention = attention_shape(options, d_model, qk_norm=True) | options.rope(1e6)
+    attention = attention_shape(options, d_model, qk_norm=True, kv_heads=8) | options.rope(1e6)
     mixers = {"gqa": Block.of("gqa", **attention), "conv": Block.of("conv", kernel=options.whole("conv_L_cache", 3))}
     if options.get("layer_types") is None and isinstance(options.get("full_attn_idxs"), list):
         kinds = ["gqa" if i in options.get("full_attn_idxs") else "conv" for i in range(depth)]
@@ -392,13 +401,14 @@ def _lfm2(options: Options) -> TrainedModel:
     experts = _lfm2_experts(options) if moe else dense
     layers = [Layer((mixers[kind],), dense if i < lead else experts) for i, kind in enumerate(kinds) if kind]
     layers = layers or [Layer((mixers["gqa"],), dense)]
-    tied = options.tied(options.flag("tie_embedding", True))
+    tied = options.tied(options.flag("tie_word_embeddings", True), "tie_embedding")
     layout = Layout.of(d_model, vocab, layers, tied=tied)
     names = () if options.missing else tuple(tensor_names(layout))
     if moe and not options.flag("use_expert_bias", True):
         options.missing.append("experts without a bias (use_expert_bias)")
     constants = Constants(experts=options.number("routed_scaling_factor", 1.0) if moe else 1.0)
-    return trained_model(options, layout, names, options.number("norm_eps", EPS), constants)
+    scores = [options.scores()] * depth
+    return trained_model(options, layout, names, options.number("norm_eps", EPS), constants, scores)
 
 
 def _lfm3(options: Options) -> TrainedModel:
@@ -406,16 +416,19 @@ def _lfm3(options: Options) -> TrainedModel:
     options.activation()
     for name in ("conv_bias", "attention_bias"):
         options.refuse(options.flag(name), f"biases ({name})")
-    attention = attention_shape(options, d_model, qk_norm=True, head_dim=128)
+    attention = attention_shape(options, d_model, qk_norm=True, head_dim=128, kv_heads=4)
     attention["gate"] = options.flag("use_attention_gate", True)
     mixers = {"conv": Block.of("conv", kernel=options.whole("conv_L_cache", 7))}
     orders: dict[str, tuple[int, ...]] = {}
+    scores: dict[str, float] = {}
     for kind in _LFM3_ROPE:
         ropes = options.object("rope_scaling") or options.object("rope_parameters") or _LFM3_ROPE
         rope = ropes.get(kind, ropes)
         if not isinstance(rope, dict):
             raise InvalidInput("rope_parameters must be an object of objects", where=options.where)
+        rope = {key: value for key, value in rope.items() if value is not None}
         shape, orders[kind] = _proportional(options, {"rope_theta": 1e6, **rope}, attention["head_dim"])
+        scores[kind] = options.scores(rope)
         window = options.whole("sliding_window", 256)
         mixers[kind] = (
             Block.of("gqa", **attention, **shape)
@@ -439,7 +452,8 @@ def _lfm3(options: Options) -> TrainedModel:
         _lfm3_layer(layer.mixers[0], orders.get(name, ()), norms)
         for layer, name in zip(layout.layers, names, strict=True)
     )
-    return trained_model(options, layout, _names(layout, named, "embedding_norm"), eps)
+    scaled = [scores.get(name, 1.0) for name in names]
+    return trained_model(options, layout, _names(layout, named, "embedding_norm"), eps, scaled=scaled)
 
 
 _LFM3_ROPE = {
@@ -493,7 +507,7 @@ def _qwen3_5(options: Options) -> TrainedModel:
     options.activation()
     options.refuse(options.flag("attention_bias"), "biases (attention_bias)")
     eps = options.number("rms_norm_eps", 1e-6)
-    attention = attention_shape(options, d_model, qk_norm=True, head_dim=256)
+    attention = attention_shape(options, d_model, qk_norm=True, head_dim=256, kv_heads=4)
     attention |= options.rope(part_of=attention["head_dim"], share=0.25)
     keys, values = options.whole("linear_key_head_dim", 128), options.whole("linear_value_head_dim", 128)
     options.refuse(keys != values, f"Gated DeltaNet with keys of {keys} and values of {values} numbers")
@@ -517,7 +531,7 @@ def _qwen3_5(options: Options) -> TrainedModel:
     if options.missing:
         return trained_model(options, layout, (), eps)
     named = (_qwen3_5_layer(layer.mixers[0].resolve(d_model), ffn) for layer in layout.layers)
-    return trained_model(options, layout, _names(layout, named, plus=1.0), eps)
+    return trained_model(options, layout, _names(layout, named, plus=1.0), eps, scaled=[options.scores()] * depth)
 
 
 def _qwen3_5_layer(mixer: Block, ffn: Block) -> LayerNames:

@@ -61,7 +61,7 @@ from nas.model.nn.layer import ResidualLayer
 from nas.model.nn.mixes import Predictions, ScoredText, compared, mix_of
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
-from nas.model.nn.weights import checkpoint_layout, load_weights
+from nas.model.nn.weights import checkpoint_layout, load_model
 from nas.train.adapt.alternatives import started
 from nas.train.adapt.text import selection_text
 from nas.train.pretrain.data import Tokens
@@ -182,9 +182,7 @@ class TrainedTeacher:
         """
         layout = checkpoint_layout(checkpoint)
         slots_of(layout)
-        model = Model(layout, None)
-        load_weights(model, checkpoint)
-        return TrainedTeacher(model.to(device).eval().requires_grad_(False), checkpoint, sha256_of(checkpoint))
+        return TrainedTeacher(load_model(checkpoint, layout).to(device), checkpoint, sha256_of(checkpoint))
 
     @property
     def layout(self) -> Layout:
@@ -538,7 +536,8 @@ class Library:
         blocks = []
         for slot, alternative in replaced:
             trained = self.trainable(slot, alternative)
-            blocks.append([*self._identity(slot, alternative), None if trained is None else self.key(slot, trained)])
+            key = self.settings.precision if trained is None else self.key(slot, trained)
+            blocks.append([*self._identity(slot, alternative), key])
             if isinstance(alternative, Stored) and self.rounding is not None:
                 blocks[-1] += [self.rounding.name, self.rounding.writer_version]
         key = content_hash([LIBRARY_VERSION, blocks, self.text.sha256, self.settings.score_error])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
@@ -35,16 +35,16 @@ _USE = "use"
 """In the folder of a file: locked while a process uses the file."""
 
 
-def types_of(text: str) -> list[str]:
-    """Returns names of llama.cpp's types from a list with commas.
+def types_of(text: str, valid: Collection[str] = MIXTURES) -> list[str]:
+    """Returns `valid` names of llama.cpp's types from a list with commas.
 
     Raises:
         UnknownName: there is no such type.
     """
     names = list(dict.fromkeys(text.lower().replace(" ", "").split(",")))
     for name in names:
-        if name not in MIXTURES:
-            raise UnknownName("type", name, MIXTURES)
+        if name not in valid:
+            raise UnknownName("type", name, valid)
     return names
 
 
@@ -78,7 +78,7 @@ class MadeTypes:
         types: names of `MIXTURES`.
         text: that predictions are compared on; empty: they are not.
         importance_from: text of the importance matrix; empty: none is used.
-        windows: of 256 tokens of this text; an odd number counts as one less.
+        windows: of 256 tokens, spread over this text; an odd number counts as one less.
         folder: for files meanwhile: the source's predictions.
         log: takes one line at a time.
 
@@ -149,7 +149,7 @@ class MadeTypes:
         Raises:
             InvalidInput: a text is too short.
             CandidateFailed: there is no importance matrix of the source.
-            InfrastructureFailed: a file cannot be written.
+            InfrastructureFailed: a file cannot be written, or memory or time does not suffice.
         """
         if self._text:
             self._score(self._source)  # before files are made, as it finds that the text is too short

@@ -32,6 +32,7 @@ from nas.train.adapt.request import AdaptRequest, AdaptSettings
 from nas.train.pretrain.data import Vocabulary, tokenise
 from nas.train.release.found_tokenizer import beside, found_tokenizer, keep
 from nas.train.release.model_tokenizer import ModelTokenizer, read_model_tokenizer
+from nas.train.release.options import FileOptions
 
 _TEACHER = "teacher.safetensors"
 _LOCK = ".lock"
@@ -64,6 +65,9 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
             where="--hours",
         )
     limits = [Limit.parse(text, relative=True) for text in request.budget]
+    if len({limit.metric for limit in limits}) < len(limits):
+        raise InvalidInput("several budgets of one metric: give the lowest alone", where="--budget")
+    FileOptions(name="child", gguf=request.gguf).checked_name(request.output)
     model, output = request.model, request.output
     if not model.exists():
         raise InvalidInput("no such file or folder", where=str(model))
@@ -107,7 +111,7 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
 
     require_writable(output, "--output")
     require_writable(request.library_folder, "--library")
-    teacher = TrainedTeacher.load(model if is_checkpoint else _imported(model, output, layout, worker), worker.device)
+    teacher = TrainedTeacher.load(model if is_checkpoint else _imported(request, layout, worker), worker.device)
     sources = [
         tokenise(source, vocabulary, None, request.library.seed, 1 << 20)
         for source in (read_sources(request.corpus, request.held_out) if request.corpus or turn is None else ())
@@ -134,7 +138,7 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
         alternatives=alternatives,
     )
     library_bytes = adaptation.library.missing_bytes(adaptation.required_blocks())
-    _check_room({request.library_folder: library_bytes, output: child_bytes(output, layout)})
+    _check_room({request.library_folder: library_bytes, output: child_bytes(output, layout, request.front)})
     return adaptation
 
 
@@ -217,13 +221,14 @@ def _tokenizer_file(request: AdaptRequest) -> Path:
     return path
 
 
-def _imported(model: Path, output: Path, layout: Layout, worker: Worker) -> Path:
+def _imported(request: AdaptRequest, layout: Layout, worker: Worker) -> Path:
     """Returns the checkpoint of a folder of transformers or a GGUF file, imported once."""
+    model, output = request.model, request.output
     checkpoint = output / _TEACHER
     if not is_imported(model, checkpoint):
         size = 4 * layout.params.total
         before = checkpoint.stat().st_size if checkpoint.is_file() else 0
-        _check_room({output: size - before + child_bytes(output, layout)})
+        _check_room({output: size - before + child_bytes(output, layout, request.front)})
         worker.log(f"importing {model}: {size / 1e6:,.1f} MB")
         import_once(model, checkpoint)
     return checkpoint

@@ -6,8 +6,9 @@
                 differs by from a file of Q8_0
 
 The sums of losses and costs are minimised exactly (`nas.train.adapt.selection`). They are what is expected of a file;
-the chosen file is compared with the source as a whole, on text that chose nothing, and measured on the device. Where a
-figure breaks a budget nevertheless, the selection is repeated with a budget that is lower by what it was off.
+the selected one is compared with the source as a whole, on text of its own, and measured on the device. Where a figure
+breaks a budget nevertheless, the selection is repeated with a budget that is lower by what it was off. Figures that are
+reported of the chosen file decided nothing: it is compared on a third text, and measured once more.
 
 Divergences are kept by content in the user's cache, so a command that was stopped continues where it was.
 """
@@ -22,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from gguf import GGML_QUANT_SIZES
@@ -35,7 +36,8 @@ from nas.core.errors import CandidateFailed, InvalidInput, NasError, Unsupported
 from nas.core.limit import Limit
 from nas.core.measurement import Figure
 from nas.core.progress import Progress
-from nas.core.stats import t_critical
+from nas.core.scoring import chance_to_keep
+from nas.core.stats import Z95, mean_interval
 from nas.core.workload import Workload
 from nas.measure.protocol.bench import BenchOptions, Log, bench_each
 from nas.measure.protocol.file_choice import Check, figures_of
@@ -57,6 +59,7 @@ TYPES = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "iq4_nl
 BASE = "q8_0"
 KL = "kl"
 """Nats a token of the divergence from the source."""
+_NATS = "nats/token"
 BESIDE = ("q8_0", "q4_k_m", "q4_0")
 """llama.cpp's mixtures that the chosen file is compared with."""
 SOURCE = "source"
@@ -64,11 +67,10 @@ SOURCE = "source"
 _FILE_SIZE = "file_size"
 MOST_BYTES = 1 << 18
 """Of a text that is read."""
-_VERSION = 1
+_VERSION = 2
 """Of the kept divergences."""
 _TRIES = 4
 """Selections at most, each with budgets that are lower by what the last file was off."""
-_CONFIDENCE = 0.95
 _LEAST = 1e-9
 """Least loss of a type other than `BASE`, in nats a token."""
 
@@ -88,6 +90,19 @@ class Slot(NamedTuple):
         return f"{self.role}.{self.part + 1}"
 
 
+class KlLimit(Limit):
+    """A budget of the divergence, in nats a token."""
+
+    def check(self, divergence: Divergence) -> Check:
+        """Returns whether a file keeps it, by the noise over windows of text."""
+        kl, half = mean_interval(divergence.kl)
+        figure = Figure(value=kl, low=kl - half, high=kl + half, n=len(divergence.kl), unit=_NATS)
+        return Check(self, figure, chance_to_keep(kl - self.value, half / Z95))
+
+    def __str__(self) -> str:
+        return f"{self.metric} <= {self.value:g} {_NATS}"
+
+
 @dataclass(frozen=True)
 class QuantiseRequest:
     """What is quantised for what.
@@ -95,19 +110,20 @@ class QuantiseRequest:
     Args:
         source: GGUF file with tokenizer; best of F16, BF16 or F32.
         chosen_on: text by which types are chosen.
-        reported_on: text by which nothing is chosen.
+        reported_on: text by which nothing is chosen or decided.
         importance_from: text of the importance matrix; empty: none is used.
         limits: budgets of the file and of figures on the device.
         kl: largest divergence; None: no budget.
         minimise: a metric, or `KL`.
         types: that are tried, of `TYPES`.
         parts: that the depth is divided into.
-        windows: of `WINDOW` tokens by which types are chosen; twice as many are reported on.
+        windows: of `WINDOW` tokens by which types are chosen; of the other texts twice as many.
         device: as in spaces.
         workload: of figures on the device.
         repetitions: of each measurement.
         threads: of this machine.
         db: URL, or None for the default database.
+        decided_on: text by which the budget of the divergence is judged, so that types are chosen again.
     """
 
     source: Path
@@ -125,6 +141,12 @@ class QuantiseRequest:
     repetitions: int
     threads: int
     db: str | None = None
+    decided_on: str = ""
+
+    @property
+    def budgets(self) -> list[Limit]:
+        """Budgets of figures, and that of the divergence."""
+        return [*self.limits, *([] if self.kl is None else [KlLimit(KL, self.kl)])]
 
     @property
     def measured(self) -> list[str]:
@@ -134,7 +156,7 @@ class QuantiseRequest:
 
 
 class Score(NamedTuple):
-    """What a file loses, on text that chose nothing.
+    """What a file loses, on text that decided nothing.
 
     Args:
         name: of the file.
@@ -153,7 +175,7 @@ class Score(NamedTuple):
     @staticmethod
     def of(name: str, size: int, divergence: Divergence) -> Score:
         """Returns the score of a file."""
-        return Score(name, size, _mean(divergence.kl), divergence.bits_per_byte, fmean(divergence.same_top))
+        return Score(name, size, mean_interval(divergence.kl), divergence.bits_per_byte, fmean(divergence.same_top))
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as JSON."""
@@ -171,8 +193,8 @@ class Quantised:
         expected: sums by which it was chosen: `KL`, file_size and figures of the device.
         score: of the whole file.
         beside: scores of llama.cpp's mixtures.
-        checks: budgets and what was measured of the whole file.
-        figures: of the device; empty: none was needed.
+        checks: budgets and what was measured of the whole file once it was chosen.
+        figures: of the file, and of the device if any was needed.
     """
 
     types: Mapping[Slot, str]
@@ -229,9 +251,11 @@ class Quantiser:
         Raises:
             InvalidInput: no choice keeps the budgets, or the text is too short.
             CandidateFailed: llama.cpp fails on the source.
+            InfrastructureFailed: this machine lacks memory, disk or time for it.
         """
         request = self._request
-        self._predictions("reported_on")  # first, as it finds that the text is too short
+        for text in ("reported_on", *["decided_on"] * (request.kl is not None)):
+            self._predictions(text)  # first, as it finds that the text is too short
         fitting = {kind for slot in self.slots for kind in self.options(slot)}
         if unfit := [kind for kind in request.types if kind not in fitting]:
             self._log(f"{', '.join(unfit)} left out: no tensor has rows of a multiple of the type's block")
@@ -239,23 +263,19 @@ class Quantiser:
         losses = self._losses(base_kl)
         figures = self._type_figures() if request.measured else {}
         beside = [self.mixture(name) for name in BESIDE]
-        limits = {limit.metric: limit.value for limit in request.limits}
-        allowed = limits | ({} if request.kl is None else {KL: request.kl})
-        for attempt in range(_TRIES):
+        allowed = {limit.metric: limit.value for limit in request.budgets}
+        for attempt in range(1, _TRIES + 1):
             types, expected = self._selected(losses, base_kl, figures, allowed)
-            chosen = self._checked(types, expected, beside, destination)
-            broken = {check.limit.metric: check for check in chosen.checks if check.verdict == "broken"}
-            over = request.kl is not None and chosen.score.kl[0] - chosen.score.kl[1] > request.kl
-            if not broken and not over:
-                return chosen
-            for name, check in broken.items():
-                value = check.figure.value
-                assert value is not None, "what has no value is not broken"
+            self._write(types, destination)
+            broken = {} if attempt == _TRIES else self._broken(types, destination)
+            if not broken:
+                break
+            for name, value in broken.items():
                 allowed[name] *= min(0.99, expected[name] / value)
-            if over and request.kl is not None:
-                allowed[KL] *= min(0.9, expected[KL] / chosen.score.kl[0])
-            self._log(f"the file breaks {' and '.join([*broken, *([KL] * over)])}: choosing again ({attempt + 2})")
-        return chosen
+            self._log(f"the file breaks {' and '.join(broken)}: choosing again ({attempt + 1})")
+        score = Score.of("chosen", destination.stat().st_size, self._divergence(types, "reported_on"))
+        measured = self._figures(destination, measured=bool(request.measured))
+        return Quantised(types, expected, score, beside, self._checks(measured, types, "reported_on"), measured)
 
     @cached_property
     def slots(self) -> dict[Slot, list[str]]:
@@ -372,31 +392,43 @@ class Quantiser:
         base = {KL: base_kl, _FILE_SIZE: fixed / 1e6, **(figures[BASE] if figures else {})}
         choice = select(options, base, allowed)
         if choice is None:
-            least = {
-                name: base[name] + sum(min(option.costs[name] for option in row) for row in options.values())
-                for name in allowed
-            }
-            shown = ", ".join(f"{name} {value:.4g} (limit {allowed[name]:.4g})" for name, value in least.items())
-            raise InvalidInput(f"no choice of types keeps the budgets; least, each alone: {shown}", where="--budget")
+            shown = []
+            for limit in self._request.budgets:
+                name = limit.metric
+                least = base[name] + sum(min(option.costs[name] for option in row) for row in options.values())
+                lower = f", lowered to {allowed[name]:.4g}" if allowed[name] < limit.value else ""
+                shown.append(f"{name} {least:.4g} (limit {limit.value:.4g}{lower})")
+            text = f"no choice of types keeps the budgets; least, each alone: {', '.join(shown)}"
+            raise InvalidInput(text, where="--budget")
         sums = total(choice, base)
         return {slot: option.name for slot, option in choice.items()}, {name: sums[name] for name in base}
 
-    def _checked(
-        self, types: Mapping[Slot, str], expected: Mapping[str, float], beside: Sequence[Score], destination: Path
-    ) -> Quantised:
-        """Writes a file, compares it with the source, and measures it."""
-        request = self._request
-        self._write(types, destination)
-        score = Score.of("chosen", destination.stat().st_size, self._divergence(types, "reported_on"))
-        size = Figure(value=score.size / 1e6, low=score.size / 1e6, high=score.size / 1e6, n=1, log_sd=0.0, unit="MB")
-        figures: dict[str, Figure] = {}
-        if request.measured:
-            (report,) = self._measured([destination])
+    def _broken(self, types: Mapping[Slot, str], path: Path) -> dict[str, float]:
+        """Returns metrics whose budgets a file breaks -> their values."""
+        figures = self._figures(path, measured=any(limit.metric != _FILE_SIZE for limit in self._request.limits))
+        checks = self._checks(figures, types, "decided_on")
+        values = {check.limit.metric: check.figure.value for check in checks if check.verdict == "broken"}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _figures(self, path: Path, *, measured: bool) -> dict[str, Figure]:
+        """Returns the size of a file, and its figures of the device if it is `measured`."""
+        size = path.stat().st_size / 1e6
+        figures = {_FILE_SIZE: Figure(value=size, low=size, high=size, n=1, log_sd=0.0, unit="MB")}
+        if measured:
+            (report,) = self._measured([path])
             if isinstance(report, NasError):
                 raise report
-            figures = report
-        checks = [Check.of(limit, figures.get(limit.metric, size)) for limit in request.limits]
-        return Quantised(types, expected, score, beside, checks, figures)
+            figures |= report
+        return figures
+
+    def _checks(self, figures: Mapping[str, Figure], types: Mapping[Slot, str], text: str) -> list[Check]:
+        """Returns each budget with the figure of a file, that of the divergence on a text."""
+        return [
+            limit.check(self._divergence(types, text))
+            if isinstance(limit, KlLimit)
+            else Check.of(limit, figures[limit.metric])
+            for limit in self._request.budgets
+        ]
 
     def _measured(self, files: Sequence[Path]) -> list[dict[str, Figure] | NasError]:
         request = self._request
@@ -493,10 +525,3 @@ def _place(name: str) -> tuple[str, int]:
     """Returns role and layer of a tensor; -1: it is in no layer."""
     match = _LAYER.fullmatch(name)
     return (match[2], int(match[1])) if match else (name.removesuffix(".weight"), -1)
-
-
-def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the mean and the half width of its 95 % interval; infinite for a single value."""
-    if len(values) < 2:
-        return fmean(values), math.inf
-    return fmean(values), t_critical(_CONFIDENCE, len(values) - 1) * stdev(values) / math.sqrt(len(values))

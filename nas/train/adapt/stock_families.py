@@ -108,6 +108,7 @@ class Stock:
         base: RoPE's.
         eps: of norms.
         head_dim: head size; none: width / heads.
+        kv_heads: heads of keys and values if the configuration has none; None: as many as of queries.
         qk_norm: whether there is QK-norm.
         qk_norm_wide: whether it is over all heads together.
         qkv_bias: whether queries, keys and values have biases; the name of a switch that is on by default.
@@ -127,7 +128,8 @@ class Stock:
         centred: whether norms are LayerNorms without weights.
         sinks: whether attention has sinks.
         constants: of a configuration.
-        capped: whether logits are bounded if the configuration does not say so; none: they never are.
+        capped: whether logits and scores of attention are bounded if the configuration does not say so; false: scores
+            never are; none: neither ever is.
         experts: of the mixtures in place of dense feed-forwards; none: there are none.
     """
 
@@ -135,6 +137,7 @@ class Stock:
     base: float = 10000.0
     eps: float = 1e-6
     head_dim: int | None = None
+    kv_heads: int | None = None
     qk_norm: bool = False
     qk_norm_wide: bool = False
     qkv_bias: bool | str = False
@@ -164,7 +167,9 @@ class Stock:
             options.refuse(options.flag(name), f"biases ({name})")
         options.refuse(options.get("clip_qkv") is not None, "clipped queries, keys and values (clip_qkv)")
         options.refuse(bool(options.get("use_bidirectional_attention")), "attention to later tokens")
-        attention = attention_shape(options, d_model, qk_norm=self.qk_norm, head_dim=self.head_dim)
+        attention = attention_shape(
+            options, d_model, qk_norm=self.qk_norm, head_dim=self.head_dim, kv_heads=self.kv_heads
+        )
         attention["qk_norm_wide"] = self.qk_norm_wide
         attention["qkv_bias"] = options.flag(self.qkv_bias, True) if isinstance(self.qkv_bias, str) else self.qkv_bias
         attention["softcap"] = options.number("attn_logit_softcapping", 50.0) if self._capped(options, "attn") else 0.0
@@ -172,10 +177,13 @@ class Stock:
         ropes = {
             inside: self._rope(options, attention["head_dim"], inside) for inside in {w is not None for w in windows}
         }
-        layers = []
+        layers, scores = [], []
         for window, base, ffn in zip(windows, _bases(options, windows), self._feeding(options, depth), strict=True):
-            shape = attention | ropes[window is not None][0]
-            shape |= {} if base is None else {"rope_theta": base}
+            rope, scored = ropes[window is not None]
+            if base == 0.0:  # no positions, so nothing scales them
+                rope, scored = {"rope_theta": base}, 1.0
+            shape = attention | rope | ({} if base is None else {"rope_theta": base})
+            scores.append(scored)
             if self.sinks:
                 mixer = Block.of("swa", window=_WIDEST if window is None else window, sink=True, **shape)
             else:
@@ -186,9 +194,8 @@ class Stock:
         norms = "behind" if self.norms.keys() == _BEHIND.keys() else norms
         layout = Layout.of(d_model, vocab, layers, tied=options.tied(self.tied), norms=norms, softcap=softcap)
         eps = EPS if self.centred else options.number("rms_norm_eps", self.eps)
-        scores = [ropes[window is not None][1] for window in windows]
         model = trained_model(options, layout, tuple(self._names(layout)), eps, self.constants(options), scores)
-        return self._with_divisors(options, model) if layers[0].mixers[0].get("rope_long") else model
+        return self._with_divisors(options, model)
 
     def _with_divisors(self, options: Options, model: TrainedModel) -> TrainedModel:
         """Adds LongRoPE's numbers to the factors of a model; what they multiply of scores becomes part of queries."""
@@ -196,6 +203,8 @@ class Stock:
         factors = dict(model.factors)
         for i, layer in enumerate(model.layout.layers):
             place, block = f"layers.{i}.mixers.0", layer.mixers[0].resolve(model.layout.d_model)
+            if not block.get("rope_long"):
+                continue
             turned = turned_numbers(block)
             short, long, scores = options.long_divisors(rope, turned // 2)
             factors |= {f"{place}.rope_short.weight": short, f"{place}.rope_long.weight": long}
@@ -224,7 +233,7 @@ class Stock:
     def _capped(self, options: Options, which: str) -> bool:
         """Returns whether logits of attention ("attn") or of tokens ("final") are bounded."""
         name = f"{which}_logit_softcapping"
-        if self.capped is None:
+        if self.capped is None or (which == "attn" and not self.capped):
             return False
         return options.get(name) is not None or (self.capped and options.given(name))
 
@@ -232,8 +241,7 @@ class Stock:
         """Returns RoPE's arguments of layers with windows (`inside`) or without, and a factor of their scores."""
         part_of = None if self.part is None else head_dim
         if self.local is None:
-            rope = options.object("rope_scaling") or options.object("rope_parameters")
-            return options.rope(self.base, part_of=part_of, share=self.part or 1.0, long=True), options.scores(rope)
+            return options.rope(self.base, part_of=part_of, share=self.part or 1.0, long=True), options.scores()
         by_type = options.object("rope_parameters")
         options.refuse(
             not all(isinstance(value, dict) for value in by_type.values()),
@@ -315,7 +323,7 @@ def _windows(options: Options, depth: int, stock: Stock) -> list[int | None]:
     if stock.windows == "all":
         return [None if value is None else options.whole("sliding_window", value)] * depth
     switched = stock.windows == "switch" and options.flag("use_sliding_window")
-    if not switched and (stock.windows != "types" or value is None):
+    if not options.given("sliding_window") or (not switched and (stock.windows != "types" or value is None)):
         return [None] * depth
     qwen = kind in ("qwen2", "qwen3")
     window = options.whole("sliding_window", 4096 if qwen else default)
@@ -329,14 +337,14 @@ def _windows(options: Options, depth: int, stock: Stock) -> list[int | None]:
     elif kind == "qwen2_moe":
         within = [i % 2 == 0 and i < options.whole("max_window_layers", 28) for i in range(depth)]
     else:
-        within = [base is None for base in _bases(options, [None] * depth)]
+        within = [kind != "smollm3" or base == 0.0 for base in _bases(options, [None] * depth)]
     return [window if inside else None for inside in within]
 
 
 def _bases(options: Options, windows: list[int | None]) -> list[float | None]:
     """Returns RoPE's base of each layer where the family's layers differ, 0: no positions; None: the model's."""
     kind, depth = options.get("model_type"), len(windows)
-    if kind == "exaone4" and any(window is not None for window in windows):
+    if kind == "exaone4" and options.given("sliding_window"):
         return [0.0 if window is None else None for window in windows]
     if kind in ("granite_swa", "granitemoe_swa") and options.get("layer_rope_theta") is not None:
         bases = options.get("layer_rope_theta")
@@ -355,7 +363,8 @@ def _bases(options: Options, windows: list[int | None]) -> list[float | None]:
 
 
 _GEMMA_2 = Stock(
-    tied=True, head_dim=256, ffn="geglu", activation="hidden_activation", windows="types", window=4096, period=2,
+    tied=True, head_dim=256, kv_heads=4, ffn="geglu", activation="hidden_activation", windows="types", window=4096,
+    period=2,
     norms={**_GEMMA, **_BEHIND}, plus=1.0, constants=Constants.of_gemma, capped=True,
 )  # fmt: skip
 _GEMMA_3 = replace(_GEMMA_2, base=1e6, qk_norm=True, period=6, local=("rope_local_base_freq", 1e4), capped=False)
@@ -364,18 +373,19 @@ _GRANITE_SHARED = replace(_GRANITE_EXPERTS, shared="shared_intermediate_size")
 HYBRID_EXPERTS = replace(_GRANITE_SHARED, joint_width=1024)
 STOCK = {
     "arcee": Stock(eps=1e-5, ffn="relu2"),
-    "ernie4_5": Stock(tied=True, base=5e5, eps=1e-5, head_dim=128, biases=("use_bias",), pairs=True),
-    "exaone4": Stock(eps=1e-5, qk_norm=True, windows="types", window=4096, period=4, norms=_BEHIND),
-    "gemma": Stock(tied=True, head_dim=256, ffn="geglu", plus=1.0, constants=Constants.of_gemma),
+    "ernie4_5": Stock(tied=True, base=5e5, eps=1e-5, head_dim=128, kv_heads=2, biases=("use_bias",), pairs=True),
+    "exaone4": Stock(eps=1e-5, kv_heads=32, qk_norm=True, windows="types", window=4096, period=4, norms=_BEHIND),
+    "gemma": Stock(tied=True, head_dim=256, kv_heads=16, ffn="geglu", plus=1.0, constants=Constants.of_gemma),
     "gemma2": _GEMMA_2,
     "gemma3": _GEMMA_3,
     "gemma3_text": _GEMMA_3,
     "glm": Stock(
-        eps=1.5625e-7, head_dim=128, qkv_bias="attention_bias", biases=(), pairs=True, part=0.5, joined=("gate_up",)
+        eps=1.5625e-7, head_dim=128, kv_heads=2, qkv_bias="attention_bias", biases=(), pairs=True, part=0.5,
+        joined=("gate_up",),
     ),
     "glm4": Stock(
-        eps=1.5625e-7, head_dim=128, qkv_bias="attention_bias", biases=(), pairs=True, part=0.5, joined=("gate_up",),
-        norms=_GLM4,
+        eps=1.5625e-7, head_dim=128, kv_heads=2, qkv_bias="attention_bias", biases=(), pairs=True, part=0.5,
+        joined=("gate_up",), norms=_GLM4,
     ),
     "granite": Stock(constants=Constants.of_granite),
     "granitemoe": Stock(constants=Constants.of_granite, experts=_GRANITE_EXPERTS),
@@ -384,13 +394,14 @@ STOCK = {
     ),
     "granitemoeshared": Stock(constants=Constants.of_granite, experts=_GRANITE_SHARED),
     "granite_swa": Stock(
-        tied=True, eps=1e-5, windows="types", window=128, period=-4, sinks=True, constants=Constants.of_granite
+        tied=True, eps=1e-5, kv_heads=4, windows="types", window=128, period=-4, sinks=True,
+        constants=Constants.of_granite,
     ),
-    "helium": Stock(base=1e5, eps=1e-8, head_dim=128, pairs=True),
+    "helium": Stock(base=1e5, eps=1e-8, head_dim=128, kv_heads=20, pairs=True),
     "llama": Stock(),
-    "mistral": Stock(windows="all", window=4096),
+    "mistral": Stock(kv_heads=8, windows="all", window=4096),
     "mixtral": Stock(
-        base=1e6, eps=1e-5, windows="all", experts=Experts(8, 2, "intermediate_size", 14336)
+        base=1e6, eps=1e-5, kv_heads=8, windows="all", experts=Experts(8, 2, "intermediate_size", 14336)
     ),
     "olmo": Stock(centred=True),
     "olmo2": Stock(eps=1e-5, qk_norm=True, qk_norm_wide=True, norms=_BEHIND),
@@ -403,19 +414,19 @@ STOCK = {
         experts=Experts(64, 8, "intermediate_size", 2048, norm_topk="norm_topk_prob"),
     ),
     "phi3": Stock(eps=1e-5, windows="all", part=1.0, joined=("qkv", "gate_up")),
-    "qwen2": Stock(qkv_bias=True, biases=(), windows="switch"),
+    "qwen2": Stock(kv_heads=32, qkv_bias=True, biases=(), windows="switch"),
     "qwen2_moe": Stock(
-        qkv_bias="qkv_bias", biases=(), windows="switch", window=4096,
+        kv_heads=16, qkv_bias="qkv_bias", biases=(), windows="switch", window=4096,
         experts=Experts(
             60, 4, "moe_intermediate_size", 1408, norm_topk="norm_topk_prob",
             shared="shared_expert_intermediate_size", joint_width=5632, gated=True,
         ),
     ),
     "qwen3_moe": Stock(
-        qk_norm=True, windows="switch", window=4096,
+        kv_heads=4, qk_norm=True, windows="switch", window=4096,
         experts=Experts(128, 8, "moe_intermediate_size", 768, norm_topk="norm_topk_prob"),
     ),
-    "qwen3": Stock(head_dim=128, qk_norm=True, windows="switch"),
-    "smollm3": Stock(tied=True, base=2e6, windows="switch"),
+    "qwen3": Stock(head_dim=128, kv_heads=32, qk_norm=True, windows="switch"),
+    "smollm3": Stock(tied=True, base=2e6, kv_heads=4, windows="switch"),
     "vaultgemma": replace(_GEMMA_2, norms=_GEMMA),
 }  # fmt: skip

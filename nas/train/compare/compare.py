@@ -51,7 +51,7 @@ from nas.measure.protocol.rounds import Jobs, Subject, measure
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Artifact, RandomWeights, Runtime
 from nas.measure.runtimes.llama_cpp.stock_model import QUANTISATION, StockModel, write_stock_model
-from nas.search.study.stages import Outcome
+from nas.search.compute.worker import Outcome
 from nas.train.compare.lfm2_report import SIZE_CLASSES, known_class, ratios, size_class
 from nas.train.compare.published import REFERENCES, ReferenceModel, find_reference
 from nas.train.scaling.measure import export_once, recorded_figure, stored_outcome, subject_key

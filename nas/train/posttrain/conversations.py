@@ -366,11 +366,10 @@ class ChatTokenizer:
             lacks = "no token that ends an answer" if DEFAULT in self._templates else f"no chat template{others}"
             raise InvalidInput(f"has {lacks}", where=where)
         self._tokenizer = tokenizer.tokenizer
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         texts = {token: text for text, token in self._tokenizer.get_vocab(with_added_tokens=True).items()}
         self._named = tokenizer.named
-        self.special = tuple(dict.fromkeys((*SPECIAL, *tokenizer.special)))
+        ours = () if isinstance(tokenizer, ModelTokenizer) else SPECIAL
+        self.special = tuple(dict.fromkeys((*ours, *tokenizer.special)))
         """Tokens that messages may not spell."""
         self.ends = tokenizer.ends
         """Ids after which an answer is over."""

@@ -26,10 +26,10 @@ from nas.core.layout import Layout
 from nas.core.stored import stored
 from nas.model.nn.fit import Log
 from nas.model.nn.model import Model
-from nas.model.nn.weights import checkpoint_layout
+from nas.model.nn.weights import checkpoint_layout, load_model
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation
 from nas.train.posttrain.filters import question_text
-from nas.train.posttrain.generation import generate, loaded
+from nas.train.posttrain.generation import generate
 from nas.train.posttrain.judges import RULES, Sample
 from nas.train.posttrain.merging import named_weights
 from nas.train.pretrain.member_training import MemberToTrain
@@ -139,7 +139,7 @@ def _right(
 
         def answer(questions: list[list[int]] = questions, end: int = start + len(chunk)) -> bytes:
             nonlocal model
-            model = model or loaded(solver.layout, solver.weights)
+            model = model or load_model(solver.weights, solver.layout)
             replies = generate(model, questions, settings.answer_tokens, chat.ends)
             log(f"{solver.weights}: answered {end:,} of {len(conversations):,} questions")
             return json.dumps([chat.answer_of(ids) for ids in replies]).encode()

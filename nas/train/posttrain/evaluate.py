@@ -32,8 +32,7 @@ from nas.measure.runtimes.llama_cpp.patches import patch_files
 from nas.measure.runtimes.llama_cpp.source import COMMIT
 from nas.measure.runtimes.llama_cpp.support import PATCHED
 from nas.model.nn.fit import Log
-from nas.model.nn.model import Model
-from nas.model.nn.weights import load_weights
+from nas.model.nn.weights import load_model
 from nas.train.posttrain.conversations import (
     ChatTokenizer,
     Conversation,
@@ -193,9 +192,7 @@ def evaluate_member(
     described = f"checkpoint:{trained.before[-1].checkpoint}"
     if files is None or files.weights != described:
         raise InvalidInput(f"the files of {size} do not hold {described}: repeat the last training", where="--size")
-    model = Model(layout, None)
-    load_weights(model, weights)
-    right = questions.judge(answerer(model.eval(), chat), chat)
+    right = questions.judge(answerer(load_model(weights, layout), chat), chat)
     scores = {PYTORCH: counts(right)}
     missing: dict[str, str] = {}
     written = {file.quantisation.lower() for file in files.files if file.kind in _DIALOGUES}

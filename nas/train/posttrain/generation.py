@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nas.core.family import TaskScore
-from nas.core.layout import Layout
 from nas.measure.runtimes.dialogue import Score, scores
 from nas.model.nn.model import Model, ModelState
-from nas.model.nn.weights import load_weights
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_lines
 
 ALL = "all"
@@ -113,11 +111,6 @@ def _chosen(logits: Tensor, temperature: float, noise: Sequence[np.random.Genera
     return (logits.double().cpu() / temperature + torch.from_numpy(gumbel)).argmax(-1)
 
 
-def exact_matches(conversations: Sequence[Conversation], chat: ChatTokenizer, respond: Respond) -> dict[str, TaskScore]:
-    """Returns the answers of `exact_answers` by task; see `by_task`."""
-    return by_task(conversations, exact_answers(conversations, chat, respond))
-
-
 def exact_answers(conversations: Sequence[Conversation], chat: ChatTokenizer, respond: Respond) -> list[bool]:
     """Returns whether each answer of the model equals the conversation's but for space around them."""
     conversations = list(map(chat.plain, conversations))
@@ -127,13 +120,6 @@ def exact_answers(conversations: Sequence[Conversation], chat: ChatTokenizer, re
         chat.answer_of(ids).strip() == conversation.answer.strip()
         for conversation, ids in zip(conversations, respond(questions, most), strict=True)
     ]
-
-
-def by_task(
-    conversations: Sequence[Conversation], right: Sequence[bool], before: Sequence[bool] | None = None
-) -> dict[str, TaskScore]:
-    """Returns task -> counts of right answers, and of changes from PyTorch's, `before`; `ALL`: of all tasks."""
-    return counts(grouped(conversations, right), None if before is None else grouped(conversations, before))
 
 
 def grouped(conversations: Sequence[Conversation], right: Sequence[bool]) -> Judgements:
@@ -155,13 +141,6 @@ def _count(right: Sequence[bool], before: Sequence[bool] | None) -> TaskScore:
         return TaskScore.of(sum(right), len(right))
     pairs = list(zip(before, right, strict=True))
     return TaskScore.of(sum(right), len(right), pairs.count((True, False)), pairs.count((False, True)))
-
-
-def loaded(layout: Layout, weights: Path) -> Model:
-    """Returns a model with weights of a file, in evaluation mode and without gradients."""
-    model = Model(layout, None)
-    load_weights(model, weights)
-    return model.eval().requires_grad_(False)
 
 
 def answerer(model: Model, chat: ChatTokenizer) -> Answerer:
@@ -198,5 +177,5 @@ def evaluated(model: nn.Module, files: Sequence[str], tokenizer: Path, date: str
         return {}
     assert isinstance(model, Model)
     chat = ChatTokenizer.read(tokenizer, date)
-    matches = exact_matches(conversations, chat, answerer(model, chat).respond)
-    return {f"exact {task}": match.exact / match.questions for task, match in matches.items()}
+    right = grouped(conversations, exact_answers(conversations, chat, answerer(model, chat).respond))
+    return {f"exact {task}": sum(answers) / len(answers) for task, answers in right.items()}

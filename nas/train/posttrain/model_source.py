@@ -18,7 +18,7 @@ from nas.measure.runtimes.llama_cpp import binding
 from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.model.nn.fit import Log
 from nas.model.nn.model import Model
-from nas.model.nn.weights import load_weights
+from nas.model.nn.weights import load_model
 from nas.train.adapt.checkpoints import import_model
 from nas.train.release.found_tokenizer import FoundTokenizer, found_tokenizer
 
@@ -56,9 +56,11 @@ def open_model(source: Path, context: int) -> Iterator[OpenModel]:
         return
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights.safetensors"
-        model = Model(import_model(source, weights).layout, None)
-        load_weights(model, weights)
-    yield OpenModel(TorchTalker(model.eval().requires_grad_(False), context), tokenizer)
+        layout = import_model(source, weights).layout
+        if (size := tokenizer.tokenizer.size) > layout.vocab:
+            raise InvalidInput(f"has {size:,} tokens, but {layout.vocab:,} rows in its embedding", where=str(source))
+        model = load_model(weights, layout)
+    yield OpenModel(TorchTalker(model, context), tokenizer)
 
 
 def continued(source: Path, prompt: str, tokens: int, *, temperature: float, seed: int, log: Log) -> str:

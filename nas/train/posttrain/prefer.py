@@ -30,6 +30,7 @@ from nas.core.layout import Layout
 from nas.core.task import IGNORE
 from nas.model.nn.fit import Log, TrainingPhase, Worker
 from nas.model.nn.model import Model
+from nas.model.nn.weights import load_model
 from nas.train.posttrain.conversations import (
     ChatTokenizer,
     Conversation,
@@ -38,7 +39,7 @@ from nas.train.posttrain.conversations import (
     read_placed_lines,
 )
 from nas.train.posttrain.filters import question_text, without_overlap
-from nas.train.posttrain.generation import evaluated, generate, loaded
+from nas.train.posttrain.generation import evaluated, generate
 from nas.train.posttrain.judges import RULES, Judge, Sample, command_judge, preference_of
 from nas.train.posttrain.objective import answer_nats
 from nas.train.posttrain.reward_model import RewardModel, folder_sha256
@@ -206,7 +207,7 @@ class PreferRequest(TrainingRequest):
             texts = [question_text(pair.conversation(pair.chosen)) for pair in pairs]
             pairs = [pairs[index] for index in _apart(texts, evaluations, settings, log)]
             if settings.questions:
-                pairs += _on_policy(settings, member, loaded(member.layout, weights), chat, key, evaluations, log)
+                pairs += _on_policy(settings, member, load_model(weights, member.layout), chat, key, evaluations, log)
             _write_pairs(path, pairs, chat, settings, log)
         return Prefer.from_weights(member, weights, settings, key, chat, evaluations=evaluation_hashes, date=self.date)
 
@@ -354,7 +355,7 @@ class Prefer(ConversationPlan):
     def phases(self, worker: Worker) -> list[TrainingPhase]:
         settings, data = self.settings, self.conversations
         pairs = np.flatnonzero(~data.held_out[::2])
-        reference = loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
+        reference = load_model(self.weights, Layout.from_json(self.layout)).to(worker.device)
         steps, most = settings.steps(len(pairs)), worker.most_tokens(*TOKENS_AT_ONCE) // 2
 
         def drawn(step: int) -> list[int]:
@@ -380,7 +381,7 @@ class Prefer(ConversationPlan):
         """Returns the share of held-out preferences with a greater reward for the chosen answer, and exact matches."""
         assert isinstance(model, Model)
         data = self.conversations
-        reference = loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
+        reference = load_model(self.weights, Layout.from_json(self.layout)).to(worker.device)
         agreed, pairs = 0, np.flatnonzero(data.held_out[::2])
         for pair in pairs:
             worker.yield_hook()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -20,12 +21,13 @@ from nas.core.durable import locked, write_durably
 from nas.core.errors import InvalidInput
 from nas.core.family import FamilyRecord, read_record, write_record
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
-from nas.model.nn.fit import Log, Worker
+from nas.model.nn.fit import Log, TrainingState, Worker, thinned
 from nas.train.release.shards import SINGLE
 from nas.train.release.tokenizer import json_bytes
 
 _FOLDER = "training"
 _REQUEST = "request.json"
+_CURVE_POINTS = 200
 
 
 class FolderRecord(FamilyRecord):
@@ -58,6 +60,45 @@ class FolderRecord(FamilyRecord):
     seconds: float
     device: str
     hilnas: str
+
+    @classmethod
+    def of(
+        cls,
+        output: Path,
+        key: str,
+        state: TrainingState,
+        worker: Worker,
+        scores: Sequence[dict[str, float]],
+        **more: Any,
+    ) -> Self:
+        """Returns the record of a training that has ended.
+
+        Args:
+            output: folder with the weights.
+            key: hash of all its inputs.
+            state: at its end.
+            worker: that trained.
+            scores: before and after.
+            more: the other fields.
+        """
+        before, after = scores
+        return cls(
+            key=key,
+            weights=sha256_of(output / SINGLE),
+            steps=state.steps,
+            curve=tuple(thinned(state.losses, _CURVE_POINTS)),
+            before=before,
+            after=after,
+            seconds=state.seconds,
+            device=worker.describe(),
+            hilnas=version("hilnas"),
+            **more,
+        )
+
+
+def described(scores: Mapping[str, float]) -> str:
+    """Returns scores as text."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in scores.items()) or "none"
 
 
 AnyRecord = TypeVar("AnyRecord", bound=FolderRecord)

@@ -104,6 +104,9 @@ class Vocabulary:
         else:
             self.start, self.end = marks
             self.sha256 = content_hash([self.sha256, marks])
+        special = (i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+        self.special = (self.start, self.end, *special)
+        """Tokens that stand for no bytes of a text, such as those of a chat template."""
         self._fim = [self._mark(name) for name in (FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE)] if fim else []
 
     def document(self, text: str) -> Parts:

@@ -32,7 +32,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -50,7 +50,16 @@ from nas.core.layout import Layout
 from nas.core.progress import Progress
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of, thinned
+from nas.model.nn.fit import (
+    Log,
+    TrainingCheckpoint,
+    TrainingPhase,
+    TrainingState,
+    Worker,
+    fit,
+    thinned,
+    training_precision,
+)
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import load_weights, save_weights
@@ -543,7 +552,7 @@ def run_plan(work: Work, worker: Worker) -> dict[str, Any]:
         return {}
     save_weights(model, folder / WEIGHTS)
     begin = time.monotonic()
-    with torch.no_grad(), _precision(worker.device):
+    with torch.no_grad(), training_precision(worker.device):
         held_out = plan.scores(model.eval(), worker)
     outcome = {
         "held_out": held_out,
@@ -566,7 +575,7 @@ def train_plan(
     key, phases = plan.key, plan.phases(worker)
     state = TrainingState(model.to(worker.device), plan.optimiser(), sum(phase.steps for phase in phases))
     checkpoint = TrainingCheckpoint(folder / CHECKPOINT, {"key": key}, checkpoint_s)
-    fit(state, phases, [checkpoint], worker, name=key[:12], precision=lambda: _precision(worker.device))
+    fit(state, phases, [checkpoint], worker, name=key[:12], precision=lambda: training_precision(worker.device))
     return state, sum(phase.steps * phase.tokens for phase in phases)
 
 
@@ -590,11 +599,6 @@ def _peak_memory_mb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 1e6
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
-
-
-def _precision(device: torch.device) -> AbstractContextManager[object]:
-    """Returns bfloat16 on GPUs, with float32 weights (LFM2 report, section 4.2.2); else float32, as fast on CPUs."""
-    return precision_of(device, "bfloat16" if device.type == "cuda" else "float32")
 
 
 def _failure(folder: Path) -> NasError | None:

@@ -26,7 +26,7 @@ from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Log, TrainingPhase, Worker
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
-from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
+from nas.model.nn.weights import checkpoint_layout, load_model, save_weights
 from nas.model.text.documents import read_sources
 from nas.train.pretrain.data import MIN_HELD_OUT, StoredIds, Tokens, Vocabulary, open_tokens, tokenise
 from nas.train.pretrain.grow import grow_checkpoint
@@ -187,10 +187,9 @@ class Pretraining(TrainingPlan):
     def phases(self, worker: Worker) -> list[TrainingPhase]:
         distilled = None
         if self.teacher is not None:
-            teacher = Model(checkpoint_layout(self.teacher.path), None)
-            load_weights(teacher, self.teacher.path)
+            teacher = load_model(self.teacher.path)
             settings = self.recipe.distillation
-            distilled = Distilled(teacher.to(worker.device).eval(), settings.weight, settings.temperature, settings.k)
+            distilled = Distilled(teacher.to(worker.device), settings.weight, settings.temperature, settings.k)
         return [
             _phase(self.recipe, number, [open_tokens(*source) for source in sources], distilled, worker)
             for number, sources in enumerate(self.sources)
@@ -377,7 +376,7 @@ def window_nats(
         nats[source.name] = []
         for inputs, labels in held_out_windows(source.held_out, length):
             yield_hook()
-            nats[source.name].append(_nats(logits(inputs), labels[0], (vocabulary.start, vocabulary.end)))
+            nats[source.name].append(_nats(logits(inputs), labels[0], vocabulary.special))
     return nats
 
 

@@ -30,6 +30,14 @@ _STARTS_TEXTS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pix
 """Ways to split text with which llama.cpp begins every text with a token unless the file says otherwise."""
 _PURPOSES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """GGUF's names -> transformers'."""
+_USUAL = {"bos": 1, "eos": 2, "unknown": 0}
+"""Ids that llama.cpp takes for SentencePiece's where the file names none."""
+_ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_turn>",
+    "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<end_of_utterance>",
+)  # fmt: skip
+"""Special tokens at which llama.cpp ends an answer by their text."""
 
 
 def tokenizer_of_gguf(file: GgufFile) -> ModelTokenizer:
@@ -49,7 +57,8 @@ def tokenizer_of_gguf(file: GgufFile) -> ModelTokenizer:
     used = {token: i for i, token in enumerate(tokens) if types[i] != TokenType.UNUSED}
     if len(used) < sum(one != TokenType.UNUSED for one in types):
         raise InvalidInput("its tokenizer names a token twice", where=where)
-    named = {theirs: _named(file, tokens, f"{name}_token_id") for name, theirs in _PURPOSES.items()}
+    usual = _USUAL if kind == "llama" else {}
+    named = {theirs: _named(file, tokens, name, usual.get(name)) for name, theirs in _PURPOSES.items()}
     try:
         if kind == "gpt2":
             tokenizer, starts = _byte_level(file, used)
@@ -71,7 +80,9 @@ def tokenizer_of_gguf(file: GgufFile) -> ModelTokenizer:
             pair=f"{begin} $A {begin} $B:1",
             special_tokens=[(begin, used[begin])],
         )
-    return ModelTokenizer(tokenizer.to_str().encode(), _beside(file, named))
+    ends = [file.fields.get(f"{_PREFIX}{name}_token_id", usual.get(name)) for name in ("eos", "eot", "eom")]
+    ends += [i for i, token in enumerate(tokens) if token in _ENDS and types[i] == TokenType.CONTROL]
+    return ModelTokenizer(tokenizer.to_str().encode(), _beside(file, named, ends))
 
 
 def _byte_level(file: GgufFile, used: Mapping[str, int]) -> tuple[Tokenizer, bool]:
@@ -129,22 +140,21 @@ def _texts(file: GgufFile, name: str, least: int = 1) -> list[str]:
     return values
 
 
-def _named(file: GgufFile, tokens: Sequence[str], name: str) -> str | None:
-    """Returns the token that a key names."""
-    value = file.fields.get(f"{_PREFIX}{name}")
+def _named(file: GgufFile, tokens: Sequence[str], name: str, usual: int | None) -> str | None:
+    """Returns the token that a key names; `usual`: its id where the key is missing."""
+    value = file.fields.get(f"{_PREFIX}{name}_token_id", usual)
     is_token = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(tokens)
     return tokens[value] if is_token else None  # type: ignore[index]
 
 
-def _beside(file: GgufFile, named: Mapping[str, str | None]) -> dict[str, bytes]:
+def _beside(file: GgufFile, named: Mapping[str, str | None], ends: Sequence[Any]) -> dict[str, bytes]:
     fields = file.fields
     context = fields.get(f"{file.header.arch}.context_length")
     settings = {f"{name}_token": token for name, token in named.items() if token is not None}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **settings}
     beside = {CONFIG: json_bytes(config | ({"model_max_length": context} if isinstance(context, int) else {}))}
-    ends = [fields.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot")]
-    if ends := list(dict.fromkeys(end for end in ends if isinstance(end, int))):
-        beside[GENERATION] = json_bytes({"eos_token_id": ends})
+    if ids := list(dict.fromkeys(end for end in ends if isinstance(end, int))):
+        beside[GENERATION] = json_bytes({"eos_token_id": ids})
     template = fields.get("tokenizer.chat_template")
     if isinstance(template, str) and template:
         beside[TEMPLATE] = template.encode()

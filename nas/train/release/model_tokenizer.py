@@ -162,8 +162,8 @@ class ModelTokenizer(MemberTokenizer):
         Raises:
             InvalidInput: no file names the token behind a document.
         """
-        ends = (self.tokenizer.token_to_id(name) for name in _ENDS)
-        end = next((token for token in ends if token is not None), self.ids().get("eos"))
+        special = {token.content: i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        end = next((special[name] for name in _ENDS if name in special), self.ids().get("eos"))
         if end is None:
             raise InvalidInput(f"no token ends a text: {CONFIG} beside it names none as eos_token", where="--tokenizer")
         before, _ = self._around
@@ -312,7 +312,7 @@ class ModelTokenizer(MemberTokenizer):
             return problem
         before, behind = self._around
         if len(before) > 1 or behind:
-            return "a text gets more than one token in front"
+            return "a text gets a token behind it" if behind else "a text gets more than one token in front"
         stripped = [
             token.content
             for token in self.tokenizer.get_added_tokens_decoder().values()

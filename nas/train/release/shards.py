@@ -135,7 +135,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     return names
 
 
-def read_json(path: Path, limit: int) -> dict[str, Any]:
+def read_json(path: Path, limit: int = 1 << 20) -> dict[str, Any]:
     """Reads a JSON object.
 
     Raises:

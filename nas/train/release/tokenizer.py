@@ -82,8 +82,11 @@ class MemberTokenizer:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The loaded tokenizer."""
-        return Tokenizer.from_buffer(self.content)
+        """The loaded tokenizer, which neither cuts texts nor fills them up."""
+        tokenizer = Tokenizer.from_buffer(self.content)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:

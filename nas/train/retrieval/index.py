@@ -31,10 +31,11 @@ from nas.core.family import FamilyRecord, read_record, write_record
 from nas.core.progress import Progress
 from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.model.nn.fit import Log
+from nas.train.release.shards import SINGLE
 from nas.train.release.tokenizer import json_bytes
 from nas.train.retrieval.data import data_hashes, read_documents
 from nas.train.retrieval.gguf import open_encoder
-from nas.train.retrieval.release import DENSE, MODEL, SETTINGS
+from nas.train.retrieval.release import DENSE, SETTINGS
 from nas.train.retrieval.retriever import Encoder, Floats, exact_scores
 
 INDEX_VERSION = 2
@@ -184,7 +185,7 @@ def _require_folder(output: Path, key: str) -> None:
 def _model_hash(model: Path) -> str:
     if is_gguf(model):
         return sha256_of(model)
-    names = ("config.json", MODEL, f"{DENSE}/{MODEL}", "tokenizer.json", "tokenizer_config.json", SETTINGS)
+    names = ("config.json", SINGLE, f"{DENSE}/{SINGLE}", "tokenizer.json", "tokenizer_config.json", SETTINGS)
     return content_hash([sha256_of(model / name) if (model / name).is_file() else None for name in names])
 
 

@@ -31,18 +31,16 @@ from nas.model.nn.transformers import to_transformers, transformers_config
 from nas.train.adapt.checkpoints import import_model
 from nas.train.release.bundle import bundle
 from nas.train.release.huggingface import Planned, own_config, write_safetensors
-from nas.train.release.shards import read_json
+from nas.train.release.shards import SINGLE, read_json
 from nas.train.release.tokenizer import json_bytes, read_content
 from nas.train.retrieval.retriever import DOCUMENT, LENGTHS, QUERY, Retriever, TextTokens
 
 RECORD = "retrieval.json"
 SETTINGS = "config_sentence_transformers.json"
 DENSE = "1_Dense"
-MODEL = "model.safetensors"
 
 _BIDIRECTIONAL = "bidirectional"
 _DENSE_WEIGHT = "linear.weight"
-_MOST_BYTES = 1 << 20
 _MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": DENSE, "type": "pylate.models.Dense.Dense"},
@@ -95,8 +93,8 @@ def write_retriever(folder: Path, retriever: Retriever, tokens: TextTokens, cont
         f"{DENSE}/config.json": {**dense, "activation_function": "torch.nn.modules.linear.Identity"},
     }
     (folder / DENSE).mkdir(parents=True, exist_ok=True)
-    _write(folder / MODEL, tensors)
-    _write(folder / DENSE / MODEL, {_DENSE_WEIGHT: retriever.projection.weight})
+    _write(folder / SINGLE, tensors)
+    _write(folder / DENSE / SINGLE, {_DENSE_WEIGHT: retriever.projection.weight})
     write_durably(folder / "tokenizer.json", tokens.content)
     for name, content in files.items():
         write_durably(folder / name, json_bytes(content))
@@ -132,8 +130,8 @@ def projection_of(folder: Path, d_model: int) -> Tensor:
     Raises:
         InvalidInput: it is missing or damaged, or has a bias or an activation.
     """
-    about, path = folder / DENSE / "config.json", folder / DENSE / MODEL
-    settings = read_json(about, _MOST_BYTES)
+    about, path = folder / DENSE / "config.json", folder / DENSE / SINGLE
+    settings = read_json(about)
     if settings.get("bias") or not str(settings.get("activation_function", "")).endswith("Identity"):
         raise InvalidInput("a projection with a bias or an activation is not read", where=str(about))
     try:
@@ -147,7 +145,7 @@ def projection_of(folder: Path, d_model: int) -> Tensor:
 
 def is_bidirectional(folder: Path) -> bool:
     """Returns whether the model of a folder that hilnas wrote is bidirectional."""
-    return read_json(folder / "config.json", _MOST_BYTES).get(_BIDIRECTIONAL) is True
+    return read_json(folder / "config.json").get(_BIDIRECTIONAL) is True
 
 
 def open_retriever(folder: Path) -> tuple[Retriever, TextTokens]:
@@ -163,8 +161,8 @@ def open_retriever(folder: Path) -> tuple[Retriever, TextTokens]:
             where=str(folder),
         )
     content, _ = read_content(folder / "tokenizer.json")
-    end = read_json(folder / "tokenizer_config.json", _MOST_BYTES).get("eos_token")
-    tokens = texts_as_set(read_json(folder / SETTINGS, _MOST_BYTES), content, end, str(folder / SETTINGS))
+    end = read_json(folder / "tokenizer_config.json").get("eos_token")
+    tokens = texts_as_set(read_json(folder / SETTINGS), content, end, str(folder / SETTINGS))
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint = Path(scratch) / "weights.safetensors"
         layout = import_model(folder, checkpoint).layout

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from nas.core.canonical import content_hash
@@ -29,8 +28,7 @@ from nas.core.durable import locked, write_durably
 from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.progress import Progress
 from nas.model.nn.fit import Log
-from nas.model.nn.model import Model
-from nas.model.nn.weights import checkpoint_layout
+from nas.model.nn.weights import load_model
 from nas.train.posttrain.reward_model import SequenceClassifier, folder_sha256
 from nas.train.posttrain.start import StartModel, start_model
 from nas.train.release.shards import read_json
@@ -43,7 +41,6 @@ SCORES_VERSION = 1
 _MOST_TOKENS = 512
 _BETWEEN = "\n\n"
 _INDEXED_AT_ONCE = 64
-_MOST_BYTES = 1 << 20
 
 
 class Teacher(ABC):
@@ -89,10 +86,9 @@ class LanguageTeacher(Teacher):
     def __init__(self, start: StartModel) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             path = start.tensors(Path(scratch) / "weights.safetensors")
-            self._model = Model(checkpoint_layout(path), None)
-            self._model.load_state_dict(load_file(path))
+            model = load_model(path)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = self._model.to(self._device).eval().requires_grad_(False)
+        self._model = model.to(self._device)
         tokenizer = start.tokenizer.tokenizer
         self._tokenizer, marks = Tokenizer.from_buffer(tokenizer.content), tokenizer.marks
         self._start = [] if marks is None else [marks.start]
@@ -157,7 +153,7 @@ def write_scores(
     start = None if classifies else start_model(teacher)
     hashes = [folder_sha256(folder)] if start is None else start.hashes
     inputs = [digest for path in data for digest in data_hashes(path)]
-    indexed = None if index is None else read_json(index / "index.json", _MOST_BYTES).get("key")
+    indexed = None if index is None else read_json(index / "index.json").get("key")
     key = content_hash([SCORES_VERSION, hashes, inputs, documents, indexed, seed])
     part = output.with_name(f"{output.name}.part")
     with locked(output.with_name(f".{output.name}.lock")):
@@ -183,7 +179,7 @@ def write_scores(
 def _is_classifier(folder: Path) -> bool:
     if not (folder / "config.json").is_file():
         return False
-    names = read_json(folder / "config.json", _MOST_BYTES).get("architectures") or [""]
+    names = read_json(folder / "config.json").get("architectures") or [""]
     return str(names[0]).endswith("ForSequenceClassification")
 
 

@@ -13,9 +13,7 @@ The result is a folder, see `nas.train.retrieval.release`. After an interruption
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -29,18 +27,18 @@ from torch import Tensor
 
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
-from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of, thinned
+from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, training_precision
 from nas.model.nn.maxsim import maxsim
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.start import StartModel, start_model
-from nas.train.posttrain.trained_folder import FolderRecord, trained_once
+from nas.train.posttrain.trained_folder import FolderRecord, described, trained_once
 from nas.train.pretrain.member_training import CHECKPOINT, START
 from nas.train.pretrain.recipe import Schedule
+from nas.train.release.shards import SINGLE
 from nas.train.retrieval.data import Example, data_hashes, read_examples
 from nas.train.retrieval.release import (
     DENSE,
-    MODEL,
     RECORD,
     is_bidirectional,
     is_retriever,
@@ -64,7 +62,6 @@ TRAINER_VERSION = 1
 _TOKENS_AT_ONCE = (8192, 65536)
 """Most tokens of documents of a pass with a teacher's scores, on the CPU and on a GPU."""
 _MOST_HELD_OUT = 500
-_CURVE_POINTS = 200
 
 
 class RetrievalSettings(BaseModel):
@@ -133,7 +130,7 @@ def train_retriever(
     examples = [example for path in data for example in read_examples(path)]
     start = start_model(name)
     hashes = [digest for path in data for digest in data_hashes(path)]
-    earlier = [sha256_of(start.source / DENSE / MODEL)] if is_retriever(start.source) else []
+    earlier = [sha256_of(start.source / DENSE / SINGLE)] if is_retriever(start.source) else []
     described = start.tokenizer.tokenizer.describe()
     chosen = settings.model_dump(exclude=None if settings.bidirectional else {"bidirectional"})
     key = content_hash([TRAINER_VERSION, [*start.hashes, *earlier], described, hashes, chosen])
@@ -157,31 +154,27 @@ def _trained(
     steps = _Steps(examples, start, settings, worker)
     retriever = steps.start(folder)
     before = steps.scores(retriever)
-    worker.log(f"{len(steps.examples):,} examples; held-out queries before: {_described(before)}")
+    worker.log(f"{len(steps.examples):,} examples; held-out queries before: {described(before)}")
     optimiser = Optimiser(settings.weight_decay, settings.clip, 0.0, settings.betas)
     state = TrainingState(retriever, optimiser, steps.count)
     rate = partial(settings.rate, steps=steps.count)
     phase = TrainingPhase("retrieval", steps.count, steps.tokens, steps.passes, steps.loss, rate)
     checkpoint = TrainingCheckpoint(folder / CHECKPOINT, {"key": key}, checkpoint_s)
-    fit(state, [phase], [checkpoint], worker, name=output.name, precision=lambda: precision(worker.device))
+    fit(state, [phase], [checkpoint], worker, name=output.name, precision=lambda: training_precision(worker.device))
     after = steps.scores(retriever.eval())
-    worker.log(f"held-out queries: {_described(after)}")
+    worker.log(f"held-out queries: {described(after)}")
     write_retriever(output, retriever, steps.tokenizer, start.tokenizer.context)
-    return RetrievalRecord(
-        key=key,
+    return RetrievalRecord.of(
+        output,
+        key,
+        state,
+        worker,
+        (before, after),
         source=start.described,
         layout=retriever.model.layout.format(),
         settings=settings,
         examples=len(steps.examples),
         objective="distillation" if steps.scored else "contrastive",
-        steps=state.steps,
-        curve=tuple(thinned(state.losses, _CURVE_POINTS)),
-        before=before,
-        after=after,
-        seconds=state.seconds,
-        device=worker.describe(),
-        weights=sha256_of(output / MODEL),
-        hilnas=version("hilnas"),
     )
 
 
@@ -264,7 +257,7 @@ class _Steps:
             return {}
         texts = list(dict.fromkeys(text for example in self._held_out for text in example.documents))
         places = {text: place for place, text in enumerate(texts)}
-        with precision(self._worker.device):
+        with training_precision(self._worker.device):
             encoder = TorchEncoder(retriever, self.tokenizer)
             queries, vectors = encoder.queries([one.query for one in self._held_out]), encoder.documents(texts)
         starts, joined = np.cumsum([0, *map(len, vectors[:-1])]), np.concatenate(vectors)
@@ -346,12 +339,3 @@ def _scaled(scores: Tensor, compared: Tensor) -> Tensor:
 
 def _is_held_out(example: Example, share: float) -> bool:
     return int(content_hash(example.query)[:8], 16) < share * 2**32
-
-
-def _described(scores: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in scores.items()) or "none"
-
-
-def precision(device: torch.device) -> AbstractContextManager[object]:
-    """Returns bfloat16 on GPUs, with float32 weights, as the report has it; else float32."""
-    return precision_of(device, "bfloat16" if device.type == "cuda" else "float32")

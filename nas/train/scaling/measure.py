@@ -26,7 +26,8 @@ from nas.measure.protocol.calibration import DEPLOY_SEED, Calibrator, Measuremen
 from nas.measure.protocol.reference import export_key, measure_key, reference_layout
 from nas.measure.protocol.rounds import Reference, Subject, measure
 from nas.measure.runtimes.base import Artifact, RandomWeights
-from nas.search.study.stages import Outcome, failure, value_of
+from nas.search.compute.worker import Outcome, failure
+from nas.search.study.stages import value_of
 from nas.train.scaling.source import Measurements
 
 Log = Callable[[str], None]

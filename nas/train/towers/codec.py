@@ -34,7 +34,6 @@ from nas.train.towers.release import check_part, load_part
 
 FRAME_SAMPLES = 1920
 CODEC_TYPE = "hilnas_codec"
-_MOST_BYTES = 1 << 20
 _LEAST_POWER = 1e-5
 _COMMITMENT = 0.25
 
@@ -190,7 +189,7 @@ def _mimi(folder: Path, shape: CodecShape) -> Any:
         InvalidInput: it is none, or damaged.
         Unsupported: it has other frames or codebooks.
     """
-    if not (folder / MODEL).is_file() or read_json(folder / MODEL, _MOST_BYTES).get("model_type") != "mimi":
+    if not (folder / MODEL).is_file() or read_json(folder / MODEL).get("model_type") != "mimi":
         raise InvalidInput("is no folder of Mimi", where=str(folder))
     from transformers import MimiModel
 
@@ -230,7 +229,7 @@ def read_codec(folder: Path, mimi: Path | None = None) -> Codec:
     Raises:
         InvalidInput: it holds no codec, or is damaged.
     """
-    config = read_json(folder / MODEL, _MOST_BYTES) if (folder / MODEL).is_file() else {}
+    config = read_json(folder / MODEL) if (folder / MODEL).is_file() else {}
     if config.get("model_type") != CODEC_TYPE:
         raise InvalidInput("holds no codec: `nas family codec` writes one", where=str(folder))
     shape = checked(CodecShape, config, str(folder / MODEL))

@@ -8,7 +8,6 @@ discriminators step together, over the one `fit`, with discriminators held fixed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -22,11 +21,11 @@ from torch.func import functional_call
 
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
-from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, thinned
+from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit
 from nas.train.posttrain.sft import TrainingSettings
 from nas.train.posttrain.trained_folder import FolderRecord, trained_once
 from nas.train.pretrain.member_training import CHECKPOINT
-from nas.train.release.shards import SINGLE, shard_files
+from nas.train.release.shards import shard_files
 from nas.train.towers.codec import FRAME_SAMPLES, Codec, CodecShape, LogMel, write_codec
 from nas.train.towers.detokenizer import SPEECH_RATE
 from nas.train.towers.modality import MediaFile
@@ -38,7 +37,6 @@ RECORD = "codec.json"
 _SUFFIXES = (".wav", ".flac")
 _MOST_PROBLEMS = 20
 _MOST_SCORED = 64
-_CURVE_POINTS = 200
 _Period = Annotated[int, Field(ge=2, le=256)]
 _Window = Annotated[int, Field(ge=16, le=2 * FRAME_SAMPLES, description="shorter than the shortest clip")]
 
@@ -231,21 +229,17 @@ def train_codec(
         codec.eval().settle()
         after = _scores(trainer, scored, worker.device)
         write_codec(output, codec)
-        return CodecRecord(
-            key=key,
-            weights=sha256_of(output / SINGLE),
+        return CodecRecord.of(
+            output,
+            key,
+            state,
+            worker,
+            (before, after),
             source="sound" if mimi is None else f"codes of Mimi, SHA-256 {weights[0][:12]}",
             layout=codec.detokenizer.layers.layout.format(),
             settings=settings.model_dump(mode="json"),
             examples=len(trained),
             hours=seconds / 3600,
-            steps=steps,
-            curve=tuple(thinned(state.losses, _CURVE_POINTS)),
-            before=before,
-            after=after,
-            seconds=state.seconds,
-            device=worker.describe(),
-            hilnas=version("hilnas"),
         )
 
     return trained_once(output, key, output / RECORD, CodecRecord, train, log)

@@ -53,7 +53,6 @@ CODEC = "codec"
 """Folder in that of a model that speaks."""
 
 _OLD_PROCESSOR = "preprocessor_config.json"
-_MOST_BYTES = 1 << 20
 _LANGUAGE_MODELS = ("lfm2", "lfm2_moe", "llama", "qwen2", "qwen3", "arcee", "hilnas")
 """Types whose embeddings are added to those of a tower as they are looked up: no factor, no mean that is subtracted."""
 _PURPOSES: tuple[Purpose, ...] = ("bos", "pad")
@@ -100,7 +99,7 @@ def modality_of(folder: Path) -> Modality | None:
 
     Packages of towers are extras: those of other towers are not needed.
     """
-    kind = read_json(folder / MODEL, _MOST_BYTES).get("model_type") if (folder / MODEL).is_file() else None
+    kind = read_json(folder / MODEL).get("model_type") if (folder / MODEL).is_file() else None
     if kind in ("hilnas_vl", "lfm2_vl"):
         from nas.train.towers.vision import VISION
 
@@ -322,7 +321,7 @@ class TowerFolder:
                 f"no model of {modality.noun}s and text: `nas family {modality.name}` writes such a folder",
                 where=str(folder),
             )
-        config = read_json(folder / MODEL, _MOST_BYTES)
+        config = read_json(folder / MODEL)
         shape = _shape_of(config, config.get(f"{modality.name}_config"), modality, where)
         processor = _processor_of(folder, modality)
         if any(getattr(processor, name) != value for name, value in shape.processor().items()):
@@ -398,7 +397,7 @@ def encoder_shape(folder: Path, connector: Shape, modality: Modality) -> Shape:
         InvalidInput: there is no readable configuration, or the weights do not fit it.
         Unsupported: it is another encoder.
     """
-    config = read_json(folder / MODEL, _MOST_BYTES)
+    config = read_json(folder / MODEL)
     encoder = config.get(f"{modality.name}_config", config.get("encoder_config", config))
     shape, shards = _shape_of(connector.connector(), encoder, modality, str(folder / MODEL)), Shards(folder)
     with torch.device("meta"):
@@ -419,7 +418,7 @@ def _shape_of(config: Mapping[str, Any], encoder: Any, modality: Modality, where
 def _processor_of(folder: Path, modality: Modality) -> Processor:
     path = folder / PROCESSOR
     path = path if path.is_file() else folder / _OLD_PROCESSOR
-    return modality.processor.of(read_json(path, _MOST_BYTES), str(path))
+    return modality.processor.of(read_json(path), str(path))
 
 
 def _encoder_prefix(shards: Shards, modality: Modality) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
@@ -31,17 +30,17 @@ from torch import Tensor
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.task import IGNORE
-from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, precision_of, thinned
+from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, training_precision
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_placed_lines
 from nas.train.posttrain.objective import answer_features, chunked_nats, token_nats
 from nas.train.posttrain.sft import Mixture, TrainingSettings, padded, passes_of
 from nas.train.posttrain.start import StartModel, start_model
-from nas.train.posttrain.trained_folder import FolderRecord, trained_once
+from nas.train.posttrain.trained_folder import FolderRecord, described, trained_once
 from nas.train.pretrain.member_training import CHECKPOINT, START
 from nas.train.release.model_tokenizer import ModelTokenizer
-from nas.train.release.shards import SINGLE, shard_files
+from nas.train.release.shards import shard_files
 from nas.train.towers.codec import Codec, copy_codec, read_codec
 from nas.train.towers.data import METADATA, MediaLine, read_media_lines
 from nas.train.towers.detokenizer import SPEECH_RATE, Codebooks
@@ -70,7 +69,6 @@ Stage = Literal["connector", "mid", "joint"]
 _TOKENS_AT_ONCE = (2048, 32768)
 """Most tokens of a pass, on the CPU and on a GPU."""
 _MOST_HELD_OUT = 500
-_CURVE_POINTS = 200
 
 
 class TowerSettings(TrainingSettings):
@@ -430,34 +428,29 @@ def _trained(
     steps = _Steps(examples, whole.processor, settings, worker, start.chat.pad)
     before = steps.scores(model)
     counts = f"{len(examples.media):,} conversations about {settings.modality.noun}s, {len(examples.texts):,} without"
-    worker.log(f"{counts}, {examples.left_out:,} left out; held out, before: {_described(before)}")
+    worker.log(f"{counts}, {examples.left_out:,} left out; held out, before: {described(before)}")
     state = TrainingState(model, settings.optimiser(), steps.count)
     rate = partial(settings.rate, steps=steps.count)
     phase = TrainingPhase(settings.stage, steps.count, steps.tokens, steps.passes, steps.loss, rate)
     checkpoint = TrainingCheckpoint(folder / CHECKPOINT, {"key": key}, checkpoint_s)
-    precision = partial(precision_of, worker.device, "bfloat16" if worker.device.type == "cuda" else "float32")
-    fit(state, [phase], [checkpoint], worker, name=output.name, precision=precision)
+    fit(state, [phase], [checkpoint], worker, name=output.name, precision=partial(training_precision, worker.device))
     after = steps.scores(model.eval())
-    worker.log(f"held out: {_described(after)}")
+    worker.log(f"held out: {described(after)}")
     write_multimodal_model(output, whole)
     if start.speech is not None:
         copy_codec(start.speech.folder, output / CODEC)
-    return TowerRecord(
-        key=key,
-        weights=sha256_of(output / SINGLE),
+    return TowerRecord.of(
+        output,
+        key,
+        state,
+        worker,
+        (before, after),
         source=start.described,
         layout=model.backbone.layout.format(),
         settings=settings.model_dump(mode="json"),
         examples=len(examples.media),
         texts=len(examples.texts),
         left_out=examples.left_out,
-        steps=state.steps,
-        curve=tuple(thinned(state.losses, _CURVE_POINTS)),
-        before=before,
-        after=after,
-        seconds=state.seconds,
-        device=worker.describe(),
-        hilnas=version("hilnas"),
     )
 
 
@@ -550,7 +543,3 @@ class _Steps:
 def _is_text(model: TowerModel, targets: Tensor) -> Tensor:
     """Returns which ids stand for no frame of codes."""
     return targets != model.head.tokens.frame if model.head is not None else torch.ones_like(targets, dtype=torch.bool)
-
-
-def _described(scores: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in scores.items()) or "none"

@@ -1,0 +1,74 @@
+"""`nas quantise`: what is refused at the start, the texts that it takes, and what it says of budgets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import nas
+
+from nas.measure.runtimes.llama_cpp.binding import Divergence
+from nas.train.adapt.quantise import MOST_BYTES, KlLimit, Quantised, QuantiseRequest, Score, Slot
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[QuantiseRequest]:
+    """Replaces the quantiser by one whose file has a divergence of 0.25; returns what it was asked for."""
+    found: list[QuantiseRequest] = []
+
+    class Given:
+        def __init__(self, request: QuantiseRequest, *_: object) -> None:
+            found.append(request)
+
+        def choose(self, destination: Path) -> Quantised:
+            divergence = Divergence([0.1875, 0.3125] * 4, [1.0], [1], [1.0])
+            score = Score.of("chosen", 100, divergence)
+            checks = [KlLimit("kl", found[-1].kl or 1.0).check(divergence)]
+            return Quantised({Slot("attn_q", 0): "q4_0"}, {"kl": 0.1}, score, [], checks)
+
+    monkeypatch.setattr("nas.train.adapt.quantise.Quantiser", Given)
+    monkeypatch.setattr("nas.cli.quantise._gguf", lambda model, *_: model)
+    monkeypatch.setattr("nas.measure.runtimes.built_runtime.BuiltRuntime.build", lambda *_, **__: None)
+    monkeypatch.chdir(tmp_path)
+    for name in ("alpha", "omega"):
+        Path(name).write_text(f"{name} " * (MOST_BYTES // 2))
+    return found
+
+
+def quantise(*options: str) -> tuple[int, str, str]:
+    done = nas("quantise", "m.gguf", "-o", "out.gguf", "-c", "alpha", "-c", "omega", *options)
+    return done.code, done.out, done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("-b", "kl<=1", "-b", "kl<=2", "--minimise", "file_size"), "--budget: kl has two budgets"),
+        (("-b", "file_size<=1MB", "-b", "file_size<=2MB"), "--budget: file_size has two budgets"),
+        (("-b", "image_encoding<=9ms"), "--budget: image_encoding is not measured by a request of 512 tokens in"),
+        (("-b", "kl<=1", "--minimise", "encoding"), "--minimise: encoding is not measured"),
+        (("-b", "file_size<=1MB", "--types", "q4_k_m"), "did you mean 'q4_k'?"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_at_the_start(
+    options: tuple[str, ...], error: str, asked: list[QuantiseRequest]
+) -> None:
+    code, _, told = quantise(*options)
+    assert code == 3 and error in told and not asked
+
+
+def test_texts_have_as_much_of_every_source(asked: list[QuantiseRequest]) -> None:
+    assert quantise("-b", "file_size<=1MB")[0] == 0
+    (request,) = asked
+    for text in (request.importance_from, request.chosen_on, request.decided_on, request.reported_on):
+        counts = [text.count(name) for name in ("alpha", "omega")]
+        assert len(text) == pytest.approx(MOST_BYTES, rel=1e-3) and counts[0] == pytest.approx(counts[1], rel=1e-3)
+
+
+def test_a_budget_of_divergence_is_told_as_any_other(asked: list[QuantiseRequest]) -> None:
+    options = ("-b", "kl<=0.1", "--minimise", "file_size")
+    _, told, warned = quantise(*options)
+    assert "broken: 0.25" in told and "it breaks kl <= 0.1 nats/token" in warned
+    (budget,) = json.loads(quantise(*options, "--json")[1])["budgets"]
+    assert (budget["budget"], budget["verdict"], budget["value"]) == ("kl <= 0.1 nats/token", "broken", 0.25)
