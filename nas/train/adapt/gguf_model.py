@@ -192,7 +192,7 @@ def _granite_hybrid(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
         "mamba_expand": inner // width,
         "layer_types": ["full_attention" if count else "linear_attention" for count in counts],
         "num_key_value_heads": max(counts),
-        "position_embedding_type": "rope" if keys("rope.scaling.finetuned") else None,
+        "position_embedding_type": None if keys("rope.scaling.finetuned") is False else "rope",
         "num_local_experts": keys("expert_count") or 0,
         "num_experts_per_tok": keys("expert_used_count"),
         "shared_intermediate_size": keys("expert_shared_feed_forward_length") or config.get("intermediate_size"),

@@ -34,8 +34,8 @@ _USUAL = {"bos": 1, "eos": 2, "unknown": 0}
 """Ids that llama.cpp takes for SentencePiece's where the file names none."""
 _ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_turn>",
-    "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
-    "<end_of_utterance>",
+    "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>",
+    "<end_of_utterance>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 )  # fmt: skip
 """Special tokens at which llama.cpp ends an answer by their text."""
 
@@ -81,7 +81,8 @@ def tokenizer_of_gguf(file: GgufFile) -> ModelTokenizer:
             special_tokens=[(begin, used[begin])],
         )
     ends = [file.fields.get(f"{_PREFIX}{name}_token_id", usual.get(name)) for name in ("eos", "eot", "eom")]
-    ends += [i for i, token in enumerate(tokens) if token in _ENDS and types[i] == TokenType.CONTROL]
+    by_text = set(_ENDS) - ({"<|end|>"} if "<|return|>" in used else set())  # it ends parts of a harmony answer
+    ends += [i for i, token in enumerate(tokens) if token in by_text and types[i] == TokenType.CONTROL]
     return ModelTokenizer(tokenizer.to_str().encode(), _beside(file, named, ends))
 
 
