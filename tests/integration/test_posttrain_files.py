@@ -43,7 +43,9 @@ def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"kind": "pretrain", "corpus": ["corpus"], "settings": settings},
         {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1},
     ]
-    recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
+    described = {"tokenizer": "tokenizer.json", "stages": stages}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(described))
+    recipe = PostTrainingRecipe.model_validate(described)
     files = FileOptions(gguf=("f32",), context=512)
     run_recipe("tiny", "1M", recipe, tmp_path, lambda line: None, workers=1, files=files)
     return member_folder("tiny", "1M")
