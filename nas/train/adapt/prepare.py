@@ -66,7 +66,7 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
         )
     limits = [Limit.parse(text, relative=True) for text in request.budget]
     if len({limit.metric for limit in limits}) < len(limits):
-        raise InvalidInput("several budgets of one metric: give the lowest alone", where="--budget")
+        raise InvalidInput("several budgets of one metric: give one", where="--budget")
     FileOptions(name="child", gguf=request.gguf).checked_name(request.output)
     model, output = request.model, request.output
     if not model.exists():
