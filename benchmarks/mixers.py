@@ -232,8 +232,8 @@ def ablate(folder: Path, members: int, minutes: float, path: Path = RECORDED) ->
     for done, (layout, of_layout) in enumerate(jobs.items()):
         print(f"trainings of {done} of {len(jobs)} layouts", file=sys.stderr, flush=True)
         try:
-            left = (ends - time.monotonic()) / 60
-            train_missing({job.key: (layout, job) for job in of_layout}, trainings_of(path), left)
+            rest = (ends - time.monotonic()) / 60
+            train_missing({job.key: (layout, job) for job in of_layout}, trainings_of(path), rest)
         except CandidateFailed as error:
             print(f"{layout}: {error}", file=sys.stderr)
 

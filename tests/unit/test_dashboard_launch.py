@@ -147,8 +147,8 @@ def test_a_space_is_checked_without_a_launch(lab: DashboardLab, visitor: Visitor
 def test_a_number_of_trials_that_cannot_be_is_no_default_of_a_check(refused: Visitor, trials: str) -> None:
     answer = refused.post("/launch/check", space=space_text(), trials=trials)
     assert answer.status_code == 200 and "A study of it takes here" not in answer.text
-    told = answer.text.partition('id="trials-problems">')[2].partition("</ul>")[0]
-    assert "Input should be" in told or "Unable to parse" in told
+    problems = answer.text.partition('id="trials-problems">')[2].partition("</ul>")[0]
+    assert "Input should be" in problems or "Unable to parse" in problems
 
 
 def test_a_study_s_space_is_a_start(lab: DashboardLab, visitor: Visitor) -> None:

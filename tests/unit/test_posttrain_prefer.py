@@ -186,8 +186,8 @@ def test_intervals_of_shares_are_wilson_s(exact: int, questions: int) -> None:
 def test_changes_of_a_file_are_counted_and_have_intervals_of_paired_shares() -> None:
     asked = _some("lookup", 2) + _some("arithmetic", 2)
     right, before = [False, True, True, True], [True, True, False, True]
-    found = counts(grouped(asked, right), grouped(asked, before))
-    assert [(found[task].lost, found[task].gained) for task in ("all", "arithmetic", "lookup")] == [
+    scores = counts(grouped(asked, right), grouped(asked, before))
+    assert [(scores[task].lost, scores[task].gained) for task in ("all", "arithmetic", "lookup")] == [
         (1, 1),
         (0, 1),
         (1, 0),

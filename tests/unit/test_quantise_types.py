@@ -120,11 +120,11 @@ def test_types_that_fit_no_tensor_are_named(tmp_path: Path, monkeypatch: pytest.
 
 def test_types_are_chosen_again_by_text_and_runs_that_are_not_reported(tmp_path: Path) -> None:
     whole = {"chosen_on": [0.0], "decided_on": [0.6, 0.3], "reported_on": [0.5, 0.5]}
-    found = chosen(tmp_path, kl=0.35, whole=whole)
-    assert set(found.types.values()) == {"q8_0", "iq4_nl"} and not any(whole.values())
-    (check,) = found.checks
+    result = chosen(tmp_path, kl=0.35, whole=whole)
+    assert set(result.types.values()) == {"q8_0", "iq4_nl"} and not any(whole.values())
+    (check,) = result.checks
     assert (str(check.limit), check.figure.value, check.verdict) == ("kl <= 0.35 nats/token", 0.5, "broken")
-    assert found.score.kl[0] == 0.5 and not found.keeps_all
+    assert result.score.kl[0] == 0.5 and not result.keeps_all
     times = {"decode_p50": [10.0, 6.0, 6.5]}
     assert chosen(tmp_path, "decode_p50<=9ms", whole=times).figures["decode_p50"].value == 6.5
 
