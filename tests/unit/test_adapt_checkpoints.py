@@ -246,6 +246,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama-yarn": {
         "model_type": "llama", "max_position_embeddings": 256, "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
     },
+    "qwen3.5-yarn": {
+        "model_type": "qwen3_5_text", "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention", "full_attention"],
+        "rope_parameters": {**YARN, "partial_rotary_factor": 1.0, "mrope_section": [6, 5, 5]},
+    },
     "smollm3-windows": {
         "model_type": "smollm3", "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 8,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "rope_parameters": YARN,
