@@ -22,7 +22,16 @@ from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 FailureReason = Literal[
-    "out_of_memory", "timeout", "crash", "garbage_output", "not_finite", "export", "gate", "diverged", "over_limit"
+    "out_of_memory",
+    "timeout",
+    "crash",
+    "garbage_output",
+    "not_finite",
+    "export",
+    "gate",
+    "diverged",
+    "over_limit",
+    "unmeasured",
 ]
 
 

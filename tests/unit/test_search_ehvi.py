@@ -84,6 +84,22 @@ def test_pending_layouts_count_as_reached() -> None:
     assert scores[1] < 0.9 * scores[0]
 
 
+def test_a_layout_that_waits_at_a_rung_does_not_keep_the_model_off() -> None:
+    """Nor does it count as one under way: its value at the rung is known, and it may be stopped in the end."""
+    problem = SyntheticProblem(0, space=synthetic_space(pool=32))
+    proposer = EhviSearch(Sampler(problem.space), seed=0)
+    proposer.fix_reference_point(problem.reference_point)
+    (waiting,) = proposer.ask(1)
+    proposer.tell(Observation(waiting.layout, "running", dict(problem.observe(waiting.layout).objectives), rung=0))
+    for _ in range(20):
+        (proposal,) = proposer.ask(1)
+        proposer.tell(problem.observe(proposal.layout))
+    proposer.ask(1)
+    assert proposer.expected_gain is not None
+    assert len(proposer.log.finished()) == 20
+    assert waiting.layout in proposer.log.pending() and waiting.layout not in proposer.log.underway()
+
+
 def told(proposer: EhviSearch, problem: SyntheticProblem, count: int) -> EhviSearch:
     proposer.fix_reference_point(problem.reference_point)
     for _ in range(count):

@@ -45,6 +45,9 @@ class Study:
     async def published_figures(self) -> dict[Any, Any]:
         return {}
 
+    def axes(self, run: TrialRun) -> list[None]:
+        return []
+
     def workloads_by_cost(self) -> list[str]:
         return ["chat"]
 

@@ -6,6 +6,7 @@ that have ended since.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -167,7 +168,10 @@ def _frozen_trial(study: StudyRecord, record: Record, parameters: Parameters) ->
     complete = state is TrialState.COMPLETE
     assert not complete or None not in record.axes, f"trial {row.number} is complete but lacks an objective"
     values = parameters.of(record.layout)
-    excess = {check.name: check.log_excess for check in study.checks(record) if check.log_excess is not None}
+    excess: dict[str, float] = {}
+    for check in study.checks(record):
+        if check.log_excess is not None:  # several budgets may limit one figure
+            excess[check.name] = max(excess.get(check.name, -math.inf), check.log_excess)
     trial = create_trial(
         state=OptunaState.COMPLETE if complete else OptunaState.PRUNED if pruned else OptunaState.FAIL,
         values=[axis.value for axis in record.axes if axis is not None] if complete else None,

@@ -207,7 +207,7 @@ def _draw_bound(panel: Axes, front: Sequence[Point], x: Objective, y: Objective)
         if not steps or (at[1] > level if up else at[1] < level):
             steps += [(at[0], level), at]
     steps.append((worst, steps[-1][1]))
-    panel.plot(*_unzipped(steps), color=_BOUND, linewidth=2.2, zorder=2, label="bound of the front on these axes")
+    panel.plot(*_unzipped(steps), color=_BOUND, linewidth=2.2, zorder=2, label="boundary of the front on these axes")
     panel.fill(*_unzipped([*steps, (worst, lowest)]), color=_BOUND, alpha=0.07, linewidth=0, zorder=0)
     panel.set(xlim=(left_end, right_end), ylim=(bottom, top))
 

@@ -62,7 +62,7 @@ _BOLD = 0.3
 _BOLDNESS = 2.5
 """Factor on the standard deviations of objectives for bold proposals."""
 _MOST_ROWS = 600
-"""Observations that a surrogate is fitted to at most: the best to breed from."""
+"""Observations that a surrogate is fitted to at most: the best to breed from, and a third of them of all the others."""
 _TUNE_ROWS = 192
 """Observations that hyperparameters are learned from at most."""
 _TUNE_EVERY = 16
@@ -132,7 +132,7 @@ class EhviSearch(BaseProposer):
     layouts are finished, children of known layouts are proposed without a model.
     """
 
-    engine = "ehvi/4"
+    engine = "ehvi/5"
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)
@@ -152,7 +152,7 @@ class EhviSearch(BaseProposer):
     def propose(self, rng: Rng) -> Child:
         parents = stock(self.log, self.sampler)
         self.expected_gain = None
-        count = len(self.log.finished()) + len(self.log.prior())
+        count = sum(bool(seen.objectives) for seen in self.log.told()) + len(self.log.prior())
         if self.log.reference_point is None or count < MIN_POINTS:
             return breed(parents, self.sampler, rng)
         most = self.sampler.space.search.pool
@@ -179,14 +179,17 @@ class EhviSearch(BaseProposer):
         return Acquisition(self, layouts).scores
 
     def surrogate(self) -> Surrogate:
-        """Returns the surrogate fitted to all observations and to predictions of pending layouts."""
+        """Returns the surrogate fitted to all observations and to predictions of layouts that are under way."""
         stage = self.log.revision, len(self.log.proposals)
         if self._fitted is None or self._fitted[0] != stage:
             observations = self.log.told()
             if len(observations) > _MOST_ROWS:
-                best = {layout.id for _, layout in self.log.parents()[:_MOST_ROWS]}
-                observations = [seen for seen in observations if seen.layout.id in best]
-            self._fitted = stage, self._fit(observations, self._hyperparameters(), self.log.pending())
+                ranked = [layout.id for _, layout in sorted(self.log.parents(), key=lambda parent: parent[0])]
+                best = 2 * _MOST_ROWS // 3
+                rest = ranked[best :: max(1, -(-(len(ranked) - best) // (_MOST_ROWS - best)))]
+                known = {*ranked[:best], *rest}
+                observations = [seen for seen in observations if seen.layout.id in known]
+            self._fitted = stage, self._fit(observations, self._hyperparameters(), self.log.underway())
         return self._fitted[1]
 
     def _fit(
@@ -284,8 +287,11 @@ class Acquisition:
 
 
 def _reached(search: EhviSearch, surrogate: Surrogate) -> Array:
-    """Returns [P, M] predicted coordinates of feasible and pending layouts."""
-    layouts = [seen.layout for seen in search.log.feasible()] + search.log.pending()
+    """Returns [P, M] predicted coordinates of feasible layouts and those under way.
+
+    Layouts that wait at a lower rung are not among them: most of them are stopped in the end.
+    """
+    layouts = [seen.layout for seen in search.log.feasible()] + search.log.underway()
     if not layouts:
         return np.empty((0, len(search.log.objectives)))
     return surrogate.predict(layouts)[0].mean

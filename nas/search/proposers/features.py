@@ -23,6 +23,8 @@ STRING_GROUPS = ("places", "steps", "triples")
 """Further groups, of a layout as a string of layers."""
 BYTES_PER_WEIGHT = 0.5625
 """Of Q4_0: 18 bytes per block of 32. Only a scale that puts weights and cache on one axis."""
+_MOST_KEPT = 20_000
+"""Layouts whose values are cached at most."""
 _MOST_VALUES = 8
 """An argument with at most this many choices has a feature per choice: its effect need not follow its size."""
 _HEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -86,9 +88,11 @@ class Features:
 
     def vector(self, layout: Layout) -> Array:
         """Returns [len(names)] features of one layout; cached."""
-        if layout.id not in self._seen:
-            self._seen[layout.id] = self._vector(layout)
-        return self._seen[layout.id]
+        if (vector := self._seen.get(layout.id)) is None:
+            if len(self._seen) >= _MOST_KEPT:
+                self._seen.clear()
+            vector = self._seen[layout.id] = self._vector(layout)
+        return vector
 
     def matrix(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, len(names)] features, one row per layout."""

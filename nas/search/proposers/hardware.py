@@ -45,6 +45,8 @@ MIN_POINTS = 3
 """Measurements below which there is no model."""
 TRUSTED = 8
 """Measurements from which a device's model is used; `MIN_POINTS` where it starts from the model of another device."""
+_MOST_KEPT = 20_000
+"""Layouts whose values are cached at most."""
 _TUNE_POINTS = 12
 """Measurements from which the kernels' weights are learned; with fewer, `_ASSUMED` are used."""
 _TUNE_ROWS = 96
@@ -145,6 +147,8 @@ class Costs:
 
     def _amounts(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, A] amounts of everything: `TERMS`, those of `tracks`, and excesses."""
+        if len(self._seen) >= _MOST_KEPT:
+            self._seen.clear()
         for layout in layouts:
             if layout.id not in self._seen:
                 self._seen[layout.id] = self._count(layout)

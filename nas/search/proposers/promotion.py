@@ -115,37 +115,35 @@ class Ladder:
         return math.sqrt(math.fsum(step_variance(below, above) for below, above in pairwise(qualities)))
 
     def decisions(self) -> list[Decision]:
-        """Makes and returns all decisions that are possible now, lowest rung first."""
+        """Makes and returns all decisions that are possible now, lowest rung first.
+
+        Where no further trial will reach a rung, every trial that waits there gets a verdict.
+        """
         decisions: list[Decision] = []
         for rung in range(self.top):
             last_call = self.closed and not any(at <= rung for at in self.on_way.values())
-            while self.waiting(rung) and (decision := self._decide(rung, last_call)):
-                self._record(decision)
-                decisions.append(decision)
+            for trial in self._promoted(rung, last_call):
+                if (trial, rung) not in self.decided:
+                    decisions.append(self._record(Decision(trial, rung, "promote")))
+            for trial in self.waiting(rung) if last_call else ():
+                decisions.append(self._record(Decision(trial, rung, "stop", "others of the rung were better")))
         return decisions
 
-    def _decide(self, rung: int, last_call: bool) -> Decision | None:
-        """Returns the next decision on a trial that waits at `rung`; None while all of them wait for more arrivals.
-
-        With `last_call`, no further trial will reach the rung, so every waiting one gets a verdict.
-        """
+    def _promoted(self, rung: int, last_call: bool) -> list[int]:
+        """Returns the trials of a rung that its quota admits now, the best first."""
         arrived, keep = self.arrived[rung], self.rungs[rung].keep
         trials = list(arrived)
         if last_call or keep is None:
             quota = self.rungs[rung].promoted(len(trials))
         else:
             quota = 0 if isinstance(keep, int) else math.floor(keep * len(trials))
-        for index in promotion_order([arrived[trial] for trial in trials])[:quota]:
-            if (trials[index], rung) not in self.decided:
-                return Decision(trials[index], rung, "promote")
-        if last_call:
-            return Decision(self.waiting(rung)[0], rung, "stop", "others of the rung were better")
-        return None
+        return [trials[index] for index in promotion_order([*arrived.values()])[:quota]]
 
-    def _record(self, decision: Decision) -> None:
+    def _record(self, decision: Decision) -> Decision:
         self.decided[decision.trial, decision.rung] = decision.verdict
         if decision.verdict == "promote":
             self.on_way[decision.trial] = decision.rung + 1
+        return decision
 
 
 def promotion_order(points: Sequence[Sequence[float]]) -> list[int]:

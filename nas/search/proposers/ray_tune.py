@@ -43,12 +43,13 @@ class Figures:
 
     def __init__(self, space: SearchSpace, published: Mapping[str, float]) -> None:
         self._objectives = {objective.name: METRICS[objective.metric] for objective in space.objectives}
-        self._limits: dict[str, tuple[Metric, float]] = {}
+        self._limits: list[tuple[str, Metric, float]] = []
         for budget in space.budgets:
             limit, relative = budget.limit
             if relative and budget.name not in published:
                 raise InvalidInput(f"{budget.name} is relative to the published layout ({limit:g}x): pass `published`")
-            self._limits[budget.name] = (METRICS[budget.metric], limit * published[budget.name] if relative else limit)
+            most = limit * published[budget.name] if relative else limit
+            self._limits.append((budget.name, METRICS[budget.metric], most))
 
     def point(self, values: Mapping[str, float]) -> dict[str, float]:
         """Returns the coordinates of values in their own units; raises `UnknownName` for a value of no objective."""
@@ -65,13 +66,13 @@ class Figures:
         """
         reported = {name: float(result[name]) for name in self._objectives if name in result}
         objectives = self.point(reported)
-        excess = {
-            name: _coordinate(name, metric, float(result[name])) - _coordinate(name, metric, limit)
-            for name, (metric, limit) in self._limits.items()
-            if name in result
-        }
+        excess: dict[str, float] = {}
+        for name, metric, limit in self._limits:
+            if name in result:  # several budgets may limit one figure
+                over = _coordinate(name, metric, float(result[name])) - _coordinate(name, metric, limit)
+                excess[name] = max(excess.get(name, -math.inf), over)
         if not objectives and not excess:
-            names = ", ".join([*self._objectives, *self._limits])
+            names = ", ".join(dict.fromkeys([*self._objectives, *(name for name, _, _ in self._limits)]))
             raise InvalidInput(f"a trial reported none of {names}; it reported {', '.join(sorted(result))}")
         noise = {
             name: float(result[f"{name}_sd"]) / (value if self._objectives[name].transform == "log" else 1.0)

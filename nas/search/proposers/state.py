@@ -61,13 +61,13 @@ class SearchState:
         return [self.earlier[key] for key in sorted(self.earlier) if key not in self.observations]
 
     def finished(self) -> list[Observation]:
-        """Returns final ones: of layouts that were never proposed, then of proposals up to the first unfinished."""
-        finished = [seen for seen in self.told() if seen.layout.id not in self._asked and seen.status != "running"]
-        for proposal in self.proposals:
-            if self.status(proposal.layout) in (None, "running"):
-                break
-            finished.append(self.observations[proposal.layout.id])
-        return finished
+        """Returns final ones: of layouts that were never proposed, then of proposals in their order.
+
+        A proposal that waits at a rung until the search ends keeps none of them out.
+        """
+        others = [seen for seen in self.told() if seen.layout.id not in self._asked]
+        proposed = (self.observations.get(past.layout.id) for past in self.proposals)
+        return [seen for seen in (*others, *proposed) if seen is not None and seen.status != "running"]
 
     def complete(self) -> list[Observation]:
         """Returns complete ones with all objectives, in the order of layout ids."""
@@ -78,6 +78,11 @@ class SearchState:
         """Returns proposed layouts without a final observation, in the order of proposals."""
         layouts = [past.layout for past in self.proposals]
         return [layout for layout in layouts if self.status(layout) in (None, "running")]
+
+    def underway(self) -> list[Layout]:
+        """Returns pending layouts that no rung has been observed of, in the order of proposals."""
+        seen = self.observations
+        return [layout for layout in self.pending() if layout.id not in seen or seen[layout.id].rung is None]
 
     def status(self, layout: Layout) -> str | None:
         """Returns the status in the last observation of `layout`; None without one."""

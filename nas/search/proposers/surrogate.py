@@ -316,7 +316,7 @@ class Surrogate:
         self._costs = costs
         self.objectives = tuple(worst)
         self._worst = tuple(worst.values())
-        self.constraints = tuple(sorted({name for seen in observations for name in seen.constraints}))
+        self.constraints = tuple(sorted({name for seen in (*observations, *prior) for name in seen.constraints}))
         self._kernels = kernels
         own_below = [0 if seen.rung is None else top - seen.rung for seen in observations]
         below, elsewhere = (

@@ -7,6 +7,7 @@ finished in moments and continue from there. Promotions and observations are res
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from nas.core.errors import InfrastructureFailed, NasError
@@ -285,12 +286,15 @@ class Orchestrator:
 
     def _observation(self, run: TrialRun, status: str) -> Observation:
         rung = run.rung if run.quality is not None else None
-        checks = [*run.checks, *self.scales.quality_checks(run)]
+        excess: dict[str, float] = {}
+        for check in (*run.checks, *self.scales.quality_checks(run)):
+            if check.log_excess is not None:  # several budgets may limit one figure
+                excess[check.name] = max(excess.get(check.name, -math.inf), check.log_excess)
         return Observation(
             run.layout,
             _STATUSES.get(status, "running"),
             self.scales.known_coordinates(run),
-            {check.name: check.log_excess for check in checks if check.log_excess is not None},
+            excess,
             rung,
             self.scales.known_noise(run, 0.0 if rung is None else self._promotion.noise(rung)),
             self.scales.known_parts(run),

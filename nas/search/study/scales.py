@@ -211,10 +211,7 @@ class Scales:
             parts[unit_of(group)] = parts.get(unit_of(group), 0.0) - quality.per_group[group] * weight / total
         if len(parts) < 2 or not math.isclose(math.fsum(parts.values()), -quality.value, abs_tol=1e-9):
             return {}
-        proxied = (
-            objective.name for objective in self._space.objectives if METRICS[objective.metric].source == "proxy"
-        )
-        return {name: parts for name in proxied}
+        return {objective.name: parts for objective in self._space.objectives if objective.metric == "quality"}
 
     def known_noise(self, run: TrialRun, rung_noise: float) -> dict[str, float]:
         """Returns standard deviations of coordinates and budgets, by name, of those that have an interval.
@@ -229,6 +226,9 @@ class Scales:
             if (own_axis := self._axis(run, index)) is not None:
                 extra = rung_noise if METRICS[objective.metric].source == "proxy" else 0.0
                 deviations[objective.name] = together(own_axis.sd, extra)
+        for name, units in self.known_parts(run).items():  # variances of the parts add up to the objective's
+            if sd := deviations.get(name):
+                deviations |= {f"{name}/{unit}": sd / math.sqrt(len(units)) for unit in units}
         return {name: sd for name, sd in deviations.items() if sd}
 
     def coordinates(self, run: TrialRun) -> tuple[float, ...]:

@@ -40,7 +40,6 @@ class TrialRun:
         quality: at the highest rung so far.
         rung: index of the highest one that it entered.
         waiting: whether it waits for other trials, with nothing to do itself.
-        stage: what it does now, or how it ended.
         ended: whether it came to an end in this process.
         failed: why it failed.
     """
@@ -54,7 +53,6 @@ class TrialRun:
     quality: Quality | None = None
     rung: int | None = None
     waiting: bool = False
-    stage: str = "proposed"
     ended: bool = False
     failed: CandidateFailed | InfrastructureFailed | None = None
 
@@ -186,6 +184,9 @@ async def _confirm(run: TrialRun, study: StudyContext) -> None:
     if run.broken:
         end_infeasible(run, study, run.broken)
     else:
+        unknown = [str(check) for check in run.checks if check.verdict == "unknown"]
+        if run.reference is None and (unknown or study.scales.axes(run) is None):
+            raise CandidateFailed("unmeasured", "; ".join(unknown) or "an objective has no figure on these devices")
         quality = run.quality and run.quality.to_json()
         _end(run, study, EventKind.COMPLETE, quality=quality, figures=_objectives(run, study))
 
@@ -239,7 +240,6 @@ async def _update_checks(run: TrialRun, study: StudyContext, *, final: bool = Fa
 
 
 def _mark(run: TrialRun, study: StudyContext, kind: EventKind, **payload: Any) -> None:
-    run.stage = kind.value
     study.ledger.mark(run.number, kind, **payload)
 
 
