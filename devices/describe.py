@@ -40,6 +40,7 @@ _COMPATIBLE = f"{_TREE}/compatible"
 _PAGES = "/proc/self/smaps"
 _STATUS = "/proc/self/status"
 _BOOT = "/proc/sys/kernel/random/boot_id"
+_MOST_ID = 64
 _FILES = (
     *("/proc/meminfo", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/hostname", "/etc/os-release", "/etc/machine-id"),
     *(*_MODELS, _SERIAL, _COMPATIBLE, _PAGES, _STATUS, _BOOT, *_CPU_FILES, *ENERGY_FILES),
@@ -139,7 +140,9 @@ def restricted(device: Device, isa: str | None, gpu: str | None, threads: int | 
     if threads is not None:
         parts.append(f"t{threads}")
         update["threads"] = threads
-    return device.model_copy(update={"id": "-".join([device.id, *parts]), "cpu_features": features, **update})
+    suffix = "".join(f"-{part}" for part in parts)
+    id = device.id[: _MOST_ID - len(suffix)].rstrip("-") + suffix
+    return device.model_copy(update={"id": id, "cpu_features": features, **update})
 
 
 def boot_id(reader: Reader) -> str:

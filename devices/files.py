@@ -8,12 +8,15 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
 
+_IN_USE_S = 3600.0
+_ABANDONED_S = 86_400.0
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
@@ -88,17 +91,24 @@ class ContentFolder:
             temporary.unlink()
             raise InfrastructureFailed(f"content of {sha256[:12]}: the bytes have SHA-256 {actual[:12]} instead")
         target = self.path(sha256)
+        os.utime(temporary)
         temporary.replace(target)
         return target
 
     def trim(self, limit: int, keep: Collection[str] = ()) -> int:
         """Removes files, least recently used first, until at most `limit` bytes are left. Returns the bytes removed.
 
+        Those of the last hour stay, as a job may be about to open them. What killed processes left goes after a day.
+
         Args:
             limit: bytes to keep.
             keep: hashes that are never removed.
         """
-        files = []
+        now, files = time.time(), []
+        for abandoned in (*self.root.glob("??/.tmp-*"), *self.root.glob("bundles/.tmp-*")):
+            with contextlib.suppress(FileNotFoundError):
+                if abandoned.stat().st_mtime < now - _ABANDONED_S:
+                    shutil.rmtree(abandoned, ignore_errors=True)
         for path in self.root.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):  # others move and remove files meanwhile
                 status = path.stat()
@@ -106,8 +116,8 @@ class ContentFolder:
                     files.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in files)
         removed = 0
-        for _, size, path in sorted(files):
-            if total - removed <= limit:
+        for used, size, path in sorted(files):
+            if total - removed <= limit or used > now - _IN_USE_S:
                 break
             if path.name not in keep:
                 path.unlink(missing_ok=True)

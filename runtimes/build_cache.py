@@ -183,8 +183,15 @@ def write_manifest(folder: Path, runtime: str, spec: BuildSpec) -> None:
     partial.replace(folder / MANIFEST)
 
 
-def build_once(final: Path, name: str, needed_bytes: int, make: Callable[[Path], Path], log: Log) -> None:
-    """Makes the folder `final`, named by a build's id, unless it exists.
+def build_once(
+    final: Path,
+    name: str,
+    needed_bytes: int,
+    make: Callable[[Path], Path],
+    log: Log,
+    is_complete: Callable[[], bool],
+) -> None:
+    """Makes the folder `final`, named by a build's id, unless it is complete.
 
     `make` builds in a temporary folder and returns the product's folder in it.
 
@@ -193,14 +200,14 @@ def build_once(final: Path, name: str, needed_bytes: int, make: Callable[[Path],
     """
     folder = final.parent
     folder.mkdir(parents=True, exist_ok=True)
-    if (final / MANIFEST).exists():
+    if is_complete():
         return
 
     def waiting() -> None:
         log(f"another process is building {name}: waiting for it")
 
     with _explain_full_disk(folder, name), locked(folder / ".lock", LOCK_S, waiting=waiting):
-        if (final / MANIFEST).exists():  # made by the process that held the lock before
+        if is_complete():  # made by the process that held the lock before
             return
         for abandoned in folder.glob(".building-*"):  # their makers were killed: this process holds the lock
             shutil.rmtree(abandoned)

@@ -366,7 +366,8 @@ class BuiltRuntime(ABC, Generic[S]):
             write_manifest(product, self.name, spec)
             return product
 
-        build_once(self.folder / spec.build_id, self.name, self.disk_bytes, make, log)
+        folder = self.folder / spec.build_id
+        build_once(folder, self.name, self.disk_bytes, make, log, lambda: self._read(folder) is not None)
         return self.load(spec.build_id)
 
     def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:

@@ -31,6 +31,7 @@ from pydantic import BaseModel, ValidationError
 
 from nas.core.canonical import canonical_json
 from nas.core.errors import CandidateFailed, FailureReason, InfrastructureFailed
+from nas.core.logs import visible
 from nas.core.measurement import Sample
 from nas.core.plan import REFERENCE, Plan, RawRun, Runner
 from nas.core.profile import Profile
@@ -219,7 +220,7 @@ def read_timed_sample(raw: RawRun) -> Sample:
 def _failure(raw: RawRun) -> CandidateFailed | InfrastructureFailed:
     error = (_report(raw.stdout) or {}).get("error")
     reported = error.get("message") if isinstance(error, dict) else None
-    message = str(reported or raw.stderr_tail.strip()[-400:] or "no message")
+    message = visible(str(reported or raw.stderr_tail.strip()[-400:] or "no message"), keep="\n")
     if raw.exit_code == REFERENCE_FAILED:  # first: both models write to one stderr
         return InfrastructureFailed(f"the reference model failed: {message}")
     out_of_memory = isinstance(error, dict) and error.get("kind") == "out_of_memory"

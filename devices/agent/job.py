@@ -10,6 +10,7 @@ from typing import Self
 
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, NasError
+from nas.core.logs import visible
 from nas.core.plan import RoundResult
 from nas.core.wire import (
     LAST_EPOCH,
@@ -242,4 +243,6 @@ class JobExecutor:
 
 
 def _failure(kind: FailureKind, why: object, heartbeat: Heartbeat) -> Failure:
-    return Failure(kind=kind, message=str(why)[:4000], phase=heartbeat.phase, overdue=heartbeat.overdue)
+    return Failure(
+        kind=kind, message=visible(str(why), keep="\n")[:4000], phase=heartbeat.phase, overdue=heartbeat.overdue
+    )

@@ -201,13 +201,16 @@ class Prepared:
     env: dict[str, str]
 
 
-def prepare(plan: Plan, transport: Transport, files: FileSource, is_known: KnownRunner) -> Prepared:
+def prepare(
+    plan: Plan, transport: Transport, files: FileSource, is_known: KnownRunner, cancelled: Callable[[], bool] = never
+) -> Prepared:
     """Puts the plan's files on the device and fills in its arguments.
 
     Raises:
         Unsupported: the runner is unknown.
         InvalidInput: the plan uses arguments or variables that the runner's signed record does not allow.
         InfrastructureFailed: a file could not be fetched or pushed.
+        Cancelled: on request, while the device makes a file.
     """
     runner = plan.runner
     _check(plan, is_known)
@@ -221,16 +224,22 @@ def prepare(plan: Plan, transport: Transport, files: FileSource, is_known: Known
         if file.recipe is None:
             return transport.push(files.fetch(file), file.sha256)
         recipe = transport.push(files.fetch(file.recipe), file.recipe.sha256)
-        return transport.make(file.sha256, lambda path: _make(transport, main, libraries, recipe, path))
+        return transport.make(file.sha256, lambda path: _make(transport, main, libraries, recipe, path, cancelled))
 
     paths = {name: deliver(file) for name, file in plan.inputs.items()}
     arguments = (paths[slot[1]] if (slot := _SLOT.fullmatch(word)) else word for word in plan.args)
     return Prepared(plan, (main, *arguments), libraries | plan.env)
 
 
-def _make(transport: Transport, runner: str, env: dict[str, str], recipe: str, path: str) -> None:
+def _make(
+    transport: Transport, runner: str, env: dict[str, str], recipe: str, path: str, cancelled: Callable[[], bool]
+) -> None:
     result = transport.run(
-        (runner, "--recipe", recipe, "--output", path), env=env, deadline_s=_MAKE_S, output_limit=_MAKE_OUTPUT
+        (runner, "--recipe", recipe, "--output", path),
+        env=env,
+        deadline_s=_MAKE_S,
+        output_limit=_MAKE_OUTPUT,
+        cancelled=cancelled,
     )
     if result.exit_code != 0 or result.truncated:
         output = (result.stdout[-400:] + result.stderr_tail[-400:]).decode(errors="replace").strip()
@@ -334,13 +343,13 @@ def run_round(
     Raises:
         Unsupported, InvalidInput: this agent does not run the plan.
         InfrastructureFailed: the device or a file failed.
-        Cancelled: on request, during the cool-down or while a process runs.
+        Cancelled: on request, while a process runs or the device makes a file, or during the cool-down.
     """
     enter("preparing")
     begun = clock.monotonic()
-    candidate = prepare(batch.candidate, transport, files, is_known)
-    reference = prepare(batch.reference, transport, files, is_known) if batch.reference else None
-    alone = prepare(batch.alone, transport, files, is_known) if batch.alone else None
+    candidate = prepare(batch.candidate, transport, files, is_known, cancelled)
+    reference = prepare(batch.reference, transport, files, is_known, cancelled) if batch.reference else None
+    alone = prepare(batch.alone, transport, files, is_known, cancelled) if batch.alone else None
 
     if batch.cool_down_s:
         enter("cooling")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nas.core.canonical import content_hash, sha256_of
+from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed
 from nas.measure.devices.files import ContentFolder
 from nas.measure.devices.transports.base import TEXT_LIMIT, CommandResult, Lease, StaleLease, never
@@ -45,12 +46,11 @@ class Fence:
 
     def _admit_locked(self, lease: Lease) -> None:
         path = self._folder / lease.authority
-        last = int(path.read_text(encoding="utf-8")) if path.exists() else 0
+        text = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+        last = int(text) if text.isdecimal() else 0
         if lease.epoch < last:
             raise StaleLease(str(self._folder), lease, last)
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text(str(lease.epoch), encoding="utf-8")
-        temporary.replace(path)
+        write_durably(path, str(lease.epoch).encode())
 
 
 _KEPT_BYTES = 8 << 30
@@ -125,6 +125,8 @@ class LocalTransport:
                 path = self._content.settle(temporary, sha256)
             except OSError as error:
                 raise InfrastructureFailed(f"{temporary}: {error.strerror}") from error
+            except InfrastructureFailed as error:  # this machine wrote it: it was not lost on the way
+                raise InfrastructureFailed(f"made here: {error}") from error
         self._content.trim(_KEPT_BYTES, keep=[sha256])
         return str(path)
 

@@ -108,14 +108,20 @@ touch "$folder"
 TRIM = """
 cd "$1/content" || exit
 left=$2
+shift 2
+used=" $* "
 ls -lt | while read -r mode links user group size rest; do
     [ -n "$size" ] || continue
     left=$((left - ${size%???} - 1))
+    case "$used" in *" ${rest##* } "*) continue ;; esac
     [ $left -ge 0 ] || rm -f "${rest##* }"
 done
 cd ../bundles && ls -1t | tail -n +17 | while read -r old; do rm -rf "$old"; done
 """
-"""Keeps $2 kB (mksh counts to 2^31) of content below the root $1, and 16 bundles; the least recently used go."""
+"""Keeps $2 kB (mksh counts to 2^31) of content below the root $1, what the other arguments name, and 16 bundles.
+
+The least recently used go first.
+"""
 
 READ_MANY = """
 cd "$4" || exit

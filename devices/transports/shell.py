@@ -224,6 +224,7 @@ class ShellTransport:
     def __init__(self, wire: Wire) -> None:
         self._wire, self._shell = wire, RemoteShell(wire)
         self._lease: Lease | None = None
+        self._used: set[str] = set()
         self._ready: _Ready | None = None
 
     def connect(self) -> None:
@@ -257,6 +258,7 @@ class ShellTransport:
 
     def claim(self, lease: Lease) -> None:
         self._lease = lease
+        self._used = {sha256_of(_SUPERVISOR)}  # `connect` has pushed it
         ready, run = self._prepared(), secrets.token_hex(8)
         words = ("claim", ready.root, run, lease.authority, str(lease.epoch))
         verdict = self._shell.must('exec sh "$@"', ready.supervisor, *words).split()
@@ -366,6 +368,7 @@ class ShellTransport:
     def push(self, local: Path, sha256: str) -> str:
         """Copies a file to the device unless it has it; damaged content is replaced."""
         path = self._content(sha256)
+        self._used.add(sha256)
         if not self._has(path, sha256):
             with self._temporary() as temporary:
                 try:
@@ -387,6 +390,7 @@ class ShellTransport:
 
     def make(self, sha256: str, produce: Callable[[str], None]) -> str:
         path = self._content(sha256)
+        self._used.add(sha256)
         if not self._has(path, sha256):
             with self._temporary() as temporary:
                 produce(temporary)
@@ -419,7 +423,7 @@ class ShellTransport:
         self._shell.must(scripts.SETTLE, temporary, sha256, path, timeout_s=LONG_S)
 
     def _trim(self) -> None:
-        self._shell.must(scripts.TRIM, self._prepared().root, str(KEPT_KB))
+        self._shell.must(scripts.TRIM, self._prepared().root, str(KEPT_KB), *sorted(self._used))
 
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[str]:

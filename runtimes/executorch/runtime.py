@@ -28,7 +28,7 @@ from nas.measure.runtimes.base import (
     Weights,
     finding_of,
 )
-from nas.measure.runtimes.build_cache import BuildRequest, CachedBuild, Log
+from nas.measure.runtimes.build_cache import BuildRequest, Log
 from nas.measure.runtimes.built_runtime import BuiltRuntime
 from nas.measure.runtimes.executorch.chain import ARCH, QUANTISATIONS, build_chain, require, stored_types, supports
 from nas.measure.runtimes.executorch.kinds import KINDS
@@ -171,6 +171,11 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         variant = self.variant_for(request.target, features, request.variant)
         return build_spec(variant, self.source_hash(self.runner_sources))
 
+    def is_current(self, spec: ExecuTorchSpec) -> bool:
+        """Returns whether a build for this machine is of the installed version; where none is installed, of any."""
+        installed = _installed_versions().get(NAME)
+        return spec.target != host_target() or installed is None or spec.version.partition("+")[0] == installed
+
     def compile(self, spec: ExecuTorchSpec, work: Path, product: Path, log: Log) -> None:
         """Compiles the runner beside ExecuTorch's libraries."""
         from nas.measure.runtimes.executorch.compile import compile_runner
@@ -203,26 +208,14 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
             )
         else:
             yield Finding(NAME, "ok", ", ".join(f"{name} {installed[name]}" for name in PACKAGES))
-        yield self._runner_finding(installed[NAME])
-        sizes = [path.stat().st_size for path in templates_folder().glob("[0-9a-f]*")]
-        yield Finding("et-programs", "ok", f"{len(sizes)} lowered for ExecuTorch, {sum(sizes) / 1e6:.1f} MB")
 
-    def _runner_finding(self, version: str) -> Finding:
-        fix = f"run `nas runtime build {NAME}`"
-        builds: list[CachedBuild[ExecuTorchSpec]] = []
-
-        def look() -> str:
-            builds.append(build := self.find_build())
+        def runner() -> str:
+            build = self.find_build()
             return f"build {build.runner.build[:12]} ({build.variant})"
 
-        finding = finding_of("et-runner", look, status="warning", fix=fix)
-        for build in builds:
-            if build.spec.version != version:
-                problem = (
-                    f"build {build.runner.build[:12]} is of ExecuTorch {build.spec.version}, {version} is installed"
-                )
-                return Finding("et-runner", "warning", problem, fix)
-        return finding
+        yield finding_of("et-runner", runner, status="warning", fix=f"run `nas runtime build {NAME}`")
+        sizes = [path.stat().st_size for path in templates_folder().glob("[0-9a-f]*")]
+        yield Finding("et-programs", "ok", f"{len(sizes)} lowered for ExecuTorch, {sum(sizes) / 1e6:.1f} MB")
 
     def trim(self, limit_bytes: int) -> int:
         """Removes lowered programs; a removed one is lowered again when it is needed."""

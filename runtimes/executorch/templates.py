@@ -218,6 +218,8 @@ def _write(path: Path, template: Template) -> None:
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=_PARTIAL)
         with os.fdopen(handle, "wb") as file:
             file.write(json.dumps(template.keys, sort_keys=True).encode() + b"\n" + template.pte)
+            file.flush()
+            os.fsync(file.fileno())  # after a power cut a program is whole, or not there
         Path(partial).replace(path)
     except OSError as error:
         raise InfrastructureFailed(f"cannot keep a program in {path.parent}: {error}") from error

@@ -43,6 +43,7 @@ from nas.measure.runtimes.llama_cpp.variants import (
     VULKAN,
     VULKAN_LIBRARY,
     LlamaCppSpec,
+    variant_of,
 )
 from nas.measure.runtimes.runner import plan_run, read_profile
 from nas.measure.runtimes.toolchain import find_build_tools, find_compiler, host_features, host_target
@@ -147,10 +148,13 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         support.stored_types(quantisation)
 
     def needs_patched(self, model: Path) -> bool:
-        """Returns whether the architecture of a GGUF file is ours."""
-        from nas.measure.runtimes.llama_cpp.gguf_file import read_header
+        """Returns whether the architecture of a GGUF file is ours; raises InvalidInput where it is one of several."""
+        from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 
-        return read_header(model).arch == support.PATCHED
+        file = GgufFile.read(model)
+        if (shards := len(file.files)) > 1:
+            raise InvalidInput(f"is one of {shards} shards: merge them with llama-gguf-split --merge", where=str(model))
+        return file.header.arch == support.PATCHED
 
     def bits_per_byte(self, model: Path, texts: Sequence[str], threads: int) -> float:
         """Returns bits per byte of `texts`, by llama.cpp on this machine."""
@@ -259,10 +263,13 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         )
 
     def is_current(self, spec: LlamaCppSpec) -> bool:
-        """Returns whether source, patches, flags of the runner and tools are today's."""
-        from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS
+        """Returns whether source, patches, flags and tools are today's, and of static builds the compiler."""
+        from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS, library_flags
 
-        inputs = (spec.sdist, spec.runner_flags) == (source.SHA256, RUNNER_FLAGS[spec.static])
+        flags = library_flags(variant_of(spec), static=spec.static, images=spec.images)
+        inputs = (spec.sdist, spec.flags, spec.runner_flags) == (source.SHA256, flags, RUNNER_FLAGS[spec.static])
+        if spec.static and spec.compiler != zig.COMPILER:
+            return False
         return inputs and spec.patches in ((), patch_hashes()) and spec.tools in ("", _tools_hash())
 
     def compile(self, spec: LlamaCppSpec, work: Path, product: Path, log: Log) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
+from nas.measure.runtimes import zig
 from nas.measure.runtimes.build_cache import BuildRequest, write_manifest
 from nas.measure.runtimes.llama_cpp import source
-from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS
+from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS, library_flags
 from nas.measure.runtimes.llama_cpp.patches import patch_hashes
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import LIBRARIES, TOOLS_SOURCE, VARIANTS, LlamaCppSpec
@@ -29,15 +30,17 @@ def put_build(name: str, variant: str, **changes: object) -> Path:
     folder.mkdir(parents=True)
     for file in ("runner", *LIBRARIES):
         (folder / file).write_text(f"{name} {file}")
+    target, static = str(changes.get("target", "x86_64-linux")), bool(changes.get("static"))
+    instructions = next((known for known in VARIANTS if (known.name, known.target) == (variant, target)), VARIANTS[0])
     fields = {
         "version": source.COMMIT,
         "sdist": source.SHA256,
         "runner": LLAMA_CPP.source_hash(LLAMA_CPP.runner_sources),
-        "runner_flags": RUNNER_FLAGS[bool(changes.get("static"))],
+        "runner_flags": RUNNER_FLAGS[static],
         "variant": variant,
-        "target": "x86_64-linux",
-        "flags": (),
-        "compiler": "cc",
+        "target": target,
+        "flags": library_flags(instructions, static=static, images=bool(changes.get("images"))),
+        "compiler": zig.COMPILER if static else "cc",
     }
     spec = LlamaCppSpec.model_validate(fields | changes)
     write_manifest(folder, "llama.cpp", spec)

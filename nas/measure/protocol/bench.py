@@ -75,12 +75,6 @@ class BenchOptions:
     image_tokens: int = 256
 
 
-def bench(options: BenchOptions, log: Log) -> Json:
-    """Measures one subject; see `bench_all`."""
-    (report,) = bench_all([options], log)
-    return report
-
-
 def bench_all(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
     """Yields the report of each bench of one database; raises the first `NasError` of `bench_each`."""
     for report in bench_each(benches, log):
@@ -104,6 +98,8 @@ def bench_each(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json | Nas
         if options.workload.media and not _has_tower(options):
             raise InvalidInput("the model has no tower: a layout names one as `tower=`, a file goes with --mmproj")
         if options.profile:
+            if options.workload.encodes:
+                raise InvalidInput("a profile needs decoded tokens: give --gen 1 or more", where="--profile")
             _profiler(known_runtime(spec))
     store = Store.open(benches[0].db)
     try:

@@ -129,7 +129,7 @@ def run_times(sample: Sample, clock: ClockName) -> RunTimes:
     """Returns the times of a sample on a clock that it has."""
     wall = sample.prefill_ns or [round(sample.ttft_ms * 1e6)]
     prompts, tokens = wall, sample.decode_ns
-    if clock == "cpu" and sample.prefill_cpu_ms and sample.decode_cpu_ns:
+    if clock == "cpu" and sample.prefill_cpu_ms and sample.decode_cpu_ns is not None:
         prompts, tokens = sample.prefill_cpu_ns or [round(sample.prefill_cpu_ms * 1e6)], sample.decode_cpu_ns
     return RunTimes(tuple(ns / 1e6 for ns in prompts), tuple(ns / 1e6 for ns in tokens), tuple(sample.turns))
 
@@ -334,4 +334,6 @@ def _interval(value: float, sd: float | None, shared: float | None) -> dict[str,
 
 
 def _reports_cpu(sample: Sample) -> bool:
-    return bool(sample.prefill_cpu_ms and sample.decode_cpu_ns and all(ns > 0 for ns in sample.decode_cpu_ns))
+    if sample.gpu is not None or sample.decode_cpu_ns is None:  # the processor sleeps while a GPU computes
+        return False
+    return bool(sample.prefill_cpu_ms) and all(ns > 0 for ns in sample.decode_cpu_ns)

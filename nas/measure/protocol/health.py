@@ -132,6 +132,8 @@ class HealthKeeper:
                 self.step()
             except NasError as error:
                 log.warning("devices cannot be checked now: %s", error)
+            except Exception:
+                log.exception("devices cannot be checked now")  # the thread has to go on
 
     def step(self) -> None:
         """Advances the checks that are due by one step, the longest waiting first.
@@ -149,7 +151,7 @@ class HealthKeeper:
     def _begin(self, device: DeviceRow) -> None:
         try:
             plan = self._plan_of(device)
-        except NasError as error:
+        except (NasError, OSError) as error:
             self._end(device, CheckResult(CheckOutcome.UNSURE, f"it cannot be checked: {error}"), None)
             return
         self._queue(device, plan, 0, CHECK_RUNS if self._known(device, plan) else CALIBRATION_RUNS)

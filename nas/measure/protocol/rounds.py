@@ -119,6 +119,9 @@ async def measure(
         reps = [rep for rep, _ in judged]
         done += reps
         faults += [fault for _, fault in judged if fault]
+        if plans.reference is None and any(map(_ran_out_of_memory, result.pairs, [fault for _, fault in judged])):
+            # Two models at once may be too much for a device on which the candidate fits alone.
+            plans, faults = Round(candidate=_alone(subject, protocol), reference=reference.plan, repetitions=1), []
         reference.note(jobs_table.job_id(key, number), reference_runs(result.pairs, reps))
         if len(faults) >= _FAULTS_TO_FAIL:
             reason = Counter(fault.reason for fault in faults).most_common(1)[0][0]
@@ -130,6 +133,14 @@ async def measure(
     raise InfrastructureFailed(
         f"{subject.device.id}: {len(failed)} of {len(done)} repetitions do not count: {commonest(failed)}"
     )
+
+
+def _ran_out_of_memory(pair: Pair, fault: CandidateFailed | None) -> bool:
+    return bool(pair.candidate.conditions.oom_kills) or (fault is not None and fault.reason == "out_of_memory")
+
+
+def _alone(subject: Subject, protocol: MeasurementSettings) -> Plan:
+    return subject.runtime.plan(subject.artifact, subject.runner, subject.workload, protocol.deadline_s)
 
 
 def _plans(subject: Subject, reference: Reference, deadline_s: float) -> Round:
