@@ -24,6 +24,18 @@ KEY = key("measurement")
 ROUND = round_of().model_copy(update={"reference": round_of().candidate})
 
 
+class SetClock(StillClock):
+    """A clock whose time of day may be set."""
+
+    wall, real = 1000.0, 50.0
+
+    def now(self) -> float:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.real
+
+
 class Lab:
     """A store with one device, a study and a trial; an agent that does as told."""
 
@@ -71,6 +83,12 @@ class Lab:
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(queue, "_CHECK_S", 0.01)
     return Lab(tmp_path)
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the steps of the test's clock be time that has passed."""
+    monkeypatch.setattr(queue.Interruptions, "happened", lambda self: False)
 
 
 def test_a_round_is_queued_and_its_result_comes_back(lab: Lab) -> None:
@@ -135,6 +153,7 @@ def test_a_bad_device_that_nobody_checks_is_not_waited_for_for_ever(lab: Lab) ->
         lab.wait(during)
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_draining_device_is_waited_for_for_a_while(lab: Lab) -> None:
     async def during() -> None:
         devices.set_state(lab.store, lab.device, DeviceState.DRAINING)
@@ -148,6 +167,7 @@ def test_a_draining_device_is_waited_for_for_a_while(lab: Lab) -> None:
         lab.wait(during)
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_silent_device_is_not_waited_for_for_ever(lab: Lab) -> None:
     async def during() -> None:
         lab.clock.sleep(outcomes.OFFLINE_S - 1)
@@ -157,6 +177,27 @@ def test_a_silent_device_is_not_waited_for_for_ever(lab: Lab) -> None:
 
     with pytest.raises(InfrastructureFailed, match=r"device box is offline: nothing was heard from its agent 'local'"):
         lab.wait(during)
+
+
+def test_a_machine_that_slept_takes_no_silence_for_a_failure(lab: Lab) -> None:
+    async def during() -> None:
+        lab.clock.sleep(10 * outcomes.OFFLINE_S)
+        await asyncio.sleep(0.05)
+        assert lab.job().state is JobState.QUEUED
+        lab.work(RESULT)
+
+    assert lab.wait(during) == RESULT
+
+
+@pytest.mark.parametrize(("wall", "real", "expected"), [(1, 1, False), (600, 1, True), (-600, 1, True), (20, 20, True)])
+def test_a_clock_that_was_set_and_a_process_that_stood_still_are_noticed(
+    wall: float, real: float, expected: bool
+) -> None:
+    clock = SetClock()
+    interruptions = queue.Interruptions(clock)
+    clock.wall, clock.real = clock.wall + wall, clock.real + real
+    assert interruptions.happened() is expected
+    assert not interruptions.happened()
 
 
 def test_an_agent_that_will_never_come_is_not_waited_for(lab: Lab) -> None:
@@ -236,6 +277,7 @@ def test_what_fails_again_after_a_passed_check_is_the_candidates(lab: Lab) -> No
         lab.wait(during)
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_lease_that_no_coordinator_takes_back_is_not_waited_for(lab: Lab) -> None:
     async def during() -> None:
         assert jobs.claim(lab.store, lab.device, "local") is not None

@@ -14,7 +14,7 @@ import pytest
 from cli_runner import nas
 from store_support import add_device
 
-from nas.infra.store import agents, backup, devices
+from nas.infra.store import agents, backup, devices, migrate
 from nas.infra.store.rows import Role
 from nas.infra.store.store import Store
 
@@ -57,7 +57,7 @@ def test_what_cannot_be_made_again_is_as_it_was(home: Path, tmp_path: Path, monk
     done = nas("backup", str(archive), "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out) | {"hilnas": ""} == {
-        "file": str(archive), "files": 3, "has_database": True, "hilnas": "", "revision": "0.2.0"
+        "file": str(archive), "files": 3, "has_database": True, "hilnas": "", "revision": migrate.REVISION
     }  # fmt: skip
     assert stat.S_IMODE(archive.stat().st_mode) == 0o600
     new = restored(archive, home, monkeypatch)

@@ -98,6 +98,18 @@ def test_an_older_database_with_studies_asks_for_an_upgrade_which_keeps_a_copy(
     assert migrate.upgrade(url) == migrate.Upgrade("next", "next", None)
 
 
+def test_a_database_of_the_first_revision_becomes_one_of_the_newest(tmp_path: Path, url: str) -> None:
+    new_study(open_store(tmp_path))
+    with closing(sqlite3.connect(tmp_path / "nas.db")) as old, old:
+        old.execute("UPDATE alembic_version SET version_num = '0.2.0'")
+    assert migrate.upgrade(url).after == migrate.REVISION
+    with open_store(tmp_path).read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        assert compare_metadata(context, metadata) == []
+        (made,) = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = 'device_event'").one()
+    assert "AUTOINCREMENT" in made and "what VARCHAR(64)" in made and "ON DELETE CASCADE" in made
+
+
 def test_an_older_database_without_studies_is_upgraded_at_once(tmp_path: Path, later: Callable[[], None]) -> None:
     open_store(tmp_path)
     later()

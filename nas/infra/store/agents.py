@@ -7,6 +7,7 @@ it cannot take over an existing agent.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -14,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, case, delete, func, select, update
 
-from nas.core.errors import InvalidInput, UnknownName
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.infra.store.engine import insert_if_absent
 from nas.infra.store.models import agent, api_token, device, enrol_token, identity
 from nas.infra.store.rows import Agent, AgentAccess, ApiToken, Role
@@ -194,7 +195,7 @@ def authenticate_api_token(store: Store, token: str) -> ApiToken | None:
         return None
     now = store.now()
     if row.last_used is None or row.last_used <= now - _USE_STORED_EVERY_S:
-        with store.write() as connection:
+        with contextlib.suppress(InfrastructureFailed), store.write() as connection:  # reading needs no lock
             connection.execute(update(api_token).where(api_token.c.name == name).values(last_used=now))
     return _api_token(row)
 

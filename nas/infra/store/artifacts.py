@@ -6,6 +6,7 @@ row without a file is repaired by the next `put_file`, a file without a row is d
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -78,7 +79,7 @@ def path(store: Store, sha256: str) -> Path:
     with store.read() as connection:
         fresh = connection.scalar(select(used > now - _TOUCH_S).where(artifact.c.sha256 == sha256))
     if not fresh:
-        with store.write() as connection:
+        with contextlib.suppress(InfrastructureFailed), store.write() as connection:  # a file can be read regardless
             connection.execute(update(artifact).where(artifact.c.sha256 == sha256).values(last_used=now))
     return file
 
@@ -112,7 +113,7 @@ def pin(store: Store, sha256: str, owner: str) -> None:
     """Protects an artifact from garbage collection until `owner` (see `study_owner`) releases it."""
     with store.write() as connection:
         if get(store, sha256) is None:
-            raise InvalidInput(f"artifact {sha256[:12]} is not in the store, so it cannot be pinned")
+            raise InfrastructureFailed(f"artifact {sha256[:12]} is not in the store any more, so it cannot be pinned")
         insert_if_absent(connection, artifact_pin, sha256=sha256, owner=owner)
 
 
@@ -146,13 +147,13 @@ class Collected:
     kept_bytes: int
 
 
-@retried
 def total_bytes(store: Store) -> int:
     """Returns the size of all artifacts."""
     with store.read() as connection:
         return int(connection.scalar(select(func.coalesce(func.sum(artifact.c.size), 0))) or 0)
 
 
+@retried
 def collect(store: Store, limit_bytes: int) -> Collected:
     """Deletes artifacts, least recently used first, until they take at most `limit_bytes`; and leftover files.
 

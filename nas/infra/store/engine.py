@@ -336,7 +336,8 @@ def _make_postgresql_engine(url: URL) -> Engine:
 def _prepare(path: Path, create: bool) -> None:
     if not create:
         if not path.exists():
-            raise InvalidInput(f"no database at {path}")
+            hint = "'nas launch' or 'nas demo-data' creates one; --db names another"
+            raise InvalidInput(f"no database at {path}: {hint}")
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.infra.store.engine import database_url, make_engine, sqlite_file, translated, writing
 from nas.infra.store.models import metadata
 
-REVISION = "0.2.0"
+REVISION = "0.2.1"
 """The newest of `migrations/versions`. Kept here so that opening a current database does not load Alembic."""
 
 OURS = frozenset({"study", "study_lease", "result_use"})

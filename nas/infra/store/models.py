@@ -294,7 +294,7 @@ device_event = Table(
     Column("device", ForeignKey("device.id", ondelete="CASCADE"), nullable=False),
     Column("at", Float, nullable=False),
     Column("kind", _Word(DeviceEventKind), nullable=False),
-    Column("what", String(32), nullable=False),
+    Column("what", _Name, nullable=False),
     Column("reason", Text),
     Column("job", String(128)),
     Index(None, "device", "kind", "id"),

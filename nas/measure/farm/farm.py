@@ -253,7 +253,7 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
         lock=host_lock_folder(),
         state=home / "agent",
         key=key.public,
-        lock_file=home / "agent.turn",
+        lock_file=home / f"agent-{agents.authority(store)[:12]}.turn",  # an agent serves one database
         log=home / "agent.log",
         attachments=attached.path,
     )
@@ -277,6 +277,7 @@ def require_own_name(store: Store, agent: str, boot: str) -> None:
     they would take each other's leases. Waits for up to `_SILENT_S` where this machine was just restarted.
     """
     heard: float | None = None
+    deadline = store.clock.monotonic() + _SILENT_S  # the database's times may be ahead of this machine's clock
     while True:
         row = next((agent_row for agent_row in agents.all(store) if agent_row.name == agent), None)
         if row is None or row.boot_id in (None, boot) or row.last_seen is None:
@@ -288,7 +289,7 @@ def require_own_name(store: Store, agent: str, boot: str) -> None:
                 "which hilnas tells devices apart. Give this machine its own: remove that file and run "
                 "systemd-machine-id-setup"
             )
-        if store.now() >= heard + _SILENT_S:
+        if store.now() >= heard + _SILENT_S or store.clock.monotonic() >= deadline:
             return
         store.clock.sleep(_FIRST_PAUSE_S)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
 
-from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
+from nas.core.clock import Clock
+from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError, UnknownName
 from nas.core.plan import Round, RoundResult
 from nas.infra.store import devices, jobs, listings, outcomes, studies
 from nas.infra.store.devices import LIMITS
@@ -36,6 +37,8 @@ _PAUSE_S = 0.02
 """Minimum between two searches."""
 
 _EXPIRE_S = 1.0
+_CLOCK_STEP_S = 5.0
+"""Difference between two clocks that shows that one was set, or that the machine slept."""
 _JOIN_S = 5.0
 
 _CLOSED = {
@@ -200,8 +203,10 @@ class DeviceJobs:
         return row
 
     async def _ended(self, job: JobRow) -> JobRow | None:
-        begun = self._store.now()
+        begun, interruptions = self._store.now(), Interruptions(self._store.clock)
         while True:
+            if interruptions.happened():
+                begun = self._store.now()
             seen = self._notifier.count
             row = jobs.get(self._store, job.id)
             if row is None or row.state not in jobs.LIVE:
@@ -211,7 +216,7 @@ class DeviceJobs:
                 self._require_served(row, begun)
                 self._tell(row, begun)
             else:
-                self._require_watched(row)
+                self._require_watched(row, begun)
             await asyncio.to_thread(self._notifier.wait, seen, _CHECK_S)
 
     def _require_served(self, job: JobRow, begun: float) -> None:
@@ -236,8 +241,9 @@ class DeviceJobs:
             log.warning("waiting for %s: %s", job.device, reason)
             self._told[job.device] = reason
 
-    def _require_watched(self, job: JobRow) -> None:
-        over_s = self._store.now() - (job.lease_until or self._store.now())
+    def _require_watched(self, job: JobRow, begun: float) -> None:
+        now = self._store.now()
+        over_s = now - max(job.lease_until or now, begun)
         if over_s > OFFLINE_S:
             raise InfrastructureFailed(
                 f"device {job.device} was leased until {over_s:.0f} s ago and no coordinator takes that back: "
@@ -248,6 +254,25 @@ class DeviceJobs:
         """Returns whether a device in bad health may still pass its next check."""
         waited_s = self._store.now() - device.health_since
         return device.health is Health.BAD and device.checks_failed == 0 and waited_s < _RECOVERS_WITHIN_S
+
+
+class Interruptions:
+    """Tells when this machine slept, its clock was set, or this process stood still, so that no silence is evidence.
+
+    Args:
+        clock: of the store.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen = clock.now(), clock.monotonic()
+
+    def happened(self) -> bool:
+        """Returns whether there was an interruption since the last call."""
+        now = self._clock.now(), self._clock.monotonic()
+        wall, real = now[0] - self._seen[0], now[1] - self._seen[1]
+        self._seen = now
+        return abs(wall - real) > _CLOCK_STEP_S or real > jobs.LEASE_S / 2
 
 
 class LeaseMonitor:
@@ -276,9 +301,11 @@ class LeaseMonitor:
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        seen, expire_at = self.notifier.count, 0.0
+        seen, expire_at, interruptions = self.notifier.count, 0.0, Interruptions(self._store.clock)
         while not self._stop.wait(_PAUSE_S):
             try:
+                if interruptions.happened():  # agents could not renew their leases meanwhile
+                    jobs.extend_leases(self._store)
                 if time.monotonic() >= expire_at:
                     outcomes.expire(self._store, agent=self._agent)
                     expire_at = time.monotonic() + _EXPIRE_S
@@ -286,6 +313,8 @@ class LeaseMonitor:
                     self.notifier.wake(jobs.with_work(self._store, waited_for))
             except NasError as error:
                 log.warning("the job table cannot be read: %s", error)
+            except Exception:
+                log.exception("the job table cannot be read")  # the thread has to go on: no other takes leases back
             seen = self.notifier.wait(seen, _POLL_S)
 
 
@@ -294,7 +323,10 @@ def _obstacle(store: Store, job: JobRow) -> str | None:
     device = devices.get(store, job.device)
     with store.read() as connection:
         reservation = devices.reservations(connection, store.now()).get(device.id)
-    study = None if job.study is None else studies.get(store, job.study).name
+    try:
+        study = None if job.study is None else studies.get(store, job.study).name
+    except UnknownName:  # deleted just now
+        return None
     if reservation is not None and (reservation.study is None or reservation.study != study):
         end = datetime.fromtimestamp(reservation.until, UTC).isoformat(sep=" ", timespec="minutes")
         return f"reserved by {reservation.by} until {end}: {reservation.reason}"

@@ -484,7 +484,7 @@ def page_of_devices(
     store: Store, *, after: str = "", limit: int, submitted: SubmittedStudies | None = None
 ) -> DevicePage:
     """Returns devices by id, after `after`; `submitted` says who submitted the studies that wait for them."""
-    rows = [row for row in devices.all(store) if row.id > after]
+    rows = sorted((row for row in devices.all(store) if row.id > after), key=lambda row: row.id)  # not by collation
     shown = _views(store, rows[:limit], submitted)
     return DevicePage(devices=shown, next=shown[-1].id if len(rows) > limit else None)
 
@@ -584,7 +584,7 @@ def page_of_agents(store: Store, *, after: str = "", limit: int) -> AgentPage:
     served = defaultdict(list)
     for row in devices.all(store):
         served[row.agent].append(row.id)
-    later = [agent for agent in agents.all(store) if agent.name > after]
+    later = sorted((agent for agent in agents.all(store) if agent.name > after), key=lambda agent: agent.name)
     shown = [
         AgentView(
             name=agent.name,

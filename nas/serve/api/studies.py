@@ -17,9 +17,10 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import EventKind
 from nas.infra.store import events, studies, trials
 from nas.infra.store import listings as pages
+from nas.infra.store.leases import lock_study
 from nas.infra.store.listings import StudySummary
 from nas.infra.store.rows import ApiToken, Role, StudyState
-from nas.infra.store.store import Store
+from nas.infra.store.store import Store, retried
 from nas.infra.web import events as following
 from nas.infra.web.errors import documented
 from nas.infra.web.events import Streams, next_page, wants_stream
@@ -391,6 +392,7 @@ def studies_router(
     return router
 
 
+@retried
 def mark_trial(store: Store, study: str, number: int, request: MarkRequest) -> TrialMark:
     """Sets the marks of a trial that are given, and returns all of them.
 
@@ -399,16 +401,18 @@ def mark_trial(store: Store, study: str, number: int, request: MarkRequest) -> T
     """
     id = studies.find_id(store, study)
     trials.get(store, id, number)
-    before = [mark for mark in notes(events.notes(store, id, MARKED), Marked) if mark.trial == number]
-    old = before[-1] if before else Marked(number, star=False, tags=(), text="")
-    new = Marked(
-        number,
-        star=old.star if request.star is None else request.star,
-        tags=old.tags if request.tags is None else tuple(dict.fromkeys(request.tags)),
-        text=old.text if request.note is None else request.note.strip(),
-    )
-    if new != old:
-        events.append(store, id, new.to_json())
+    with store.write() as connection:
+        lock_study(connection, id)  # marks of two visitors at once are both kept
+        before = [mark for mark in notes(events.notes(store, id, MARKED), Marked) if mark.trial == number]
+        old = before[-1] if before else Marked(number, star=False, tags=(), text="")
+        new = Marked(
+            number,
+            star=old.star if request.star is None else request.star,
+            tags=old.tags if request.tags is None else tuple(dict.fromkeys(request.tags)),
+            text=old.text if request.note is None else request.note.strip(),
+        )
+        if new != old:
+            events.append(store, id, new.to_json())
     return TrialMark(trial=number, star=new.star, tags=list(new.tags), note=new.text)
 
 

@@ -12,7 +12,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from cli_runner import nas
-from store_support import new_study, proposal
+from store_support import add_device, new_study, proposal
 from test_store_schema import NEXT
 
 from nas.core.errors import InvalidInput
@@ -54,6 +54,18 @@ def test_a_new_database_is_of_the_newest_revision(url: str) -> None:
         context = MigrationContext.configure(connection, opts={"compare_server_default": True})
         assert compare_metadata(context, metadata) == []
         assert context.get_current_revision() == migrate.REVISION
+    store.close()
+
+
+def test_names_of_agents_fit_after_an_upgrade(url: str) -> None:
+    Store.open(url).close()
+    with psycopg.connect(url) as connection:
+        connection.execute("ALTER TABLE device_event ALTER COLUMN what TYPE varchar(32)")
+        connection.execute("UPDATE alembic_version SET version_num = '0.2.0'")
+    store = Store.open(url)
+    with store.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    add_device(store, agent="local-" + "x" * 58)
     store.close()
 
 
