@@ -238,7 +238,10 @@ def require_same_origin(request: Request) -> None:
         if request.headers.get("Sec-Fetch-Site") != "same-origin":
             raise HTTPException(403, "this request was not sent by a page of this server")
         return
-    page = urlsplit(origin).netloc.lower()
+    try:
+        page = urlsplit(origin).netloc.lower()
+    except ValueError:
+        page = ""
     # Browsers leave the usual port out; some proxies write it.
     if not page or page != host.removesuffix(_USUAL_PORT if origin.startswith("https:") else ""):
         raise HTTPException(

@@ -97,6 +97,7 @@ def login_router(access: PageAccess) -> APIRouter:
 
     @router.post("/logout")
     async def log_out(request: Request) -> Response:
+        require_same_origin(request)
         form = await read_form(request)
         if request.state.visitor is not None:
             access.require_action(request.state.visitor, Role.READ, request, form)

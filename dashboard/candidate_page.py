@@ -19,11 +19,11 @@ from nas.serve.api.studies import MarkRequest, mark_trial
 from nas.serve.api.types import StudyName, TrialNumber
 from nas.serve.dashboard.access import Form, PageAccess, back_from
 from nas.serve.dashboard.pages import answer, page, page_route
-from nas.serve.views.candidate import MOST, Forecasts, candidate_views, card_view, comparison_view
+from nas.serve.views.candidate import Forecasts, candidate_views, card_view, comparison_view
 
 _COMPARED = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[0-9]{1,9}$"
 """NUMBER, or STUDY/NUMBER."""
-Compared = Annotated[list[Annotated[str, Query(pattern=_COMPARED)]], Query(alias="trial", max_length=MOST)]
+Compared = Annotated[list[Annotated[str, Query(pattern=_COMPARED)]], Query(alias="trial")]
 _NONE: list[str] = []
 
 
@@ -74,6 +74,6 @@ def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> 
         numbers = [int(number) for study, _, number in named if study in ("", name)]
         others = [(snapshots.get(study), int(number)) for study, _, number in named if study not in ("", name)]
         view = comparison_view(store, snapshots.get(name), numbers, others)
-        return answer("compare.html", request, view, most=MOST)
+        return answer("compare.html", request, view)
 
     return router

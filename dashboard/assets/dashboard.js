@@ -1,6 +1,6 @@
 // Refreshes parts of a page: <section id="..." data-refresh="seconds"> is fetched again, from data-from or the page's own
 // URL, and replaced if it changed on the server. Checked boxes stay checked and opened details open; a part with the focus is
-// not replaced. Hidden pages are not refreshed.
+// not replaced, unless a table as a whole has it. Hidden pages are not refreshed. A part that cannot be fetched says so.
 
 export async function fetchPage(url) {
   const answer = await fetch(url, { headers: { Accept: "text/html" }, redirect: "error" });
@@ -26,16 +26,20 @@ function refreshParts(from, parts) {
     const page = await fetchPage(from);
     for (const id of known.keys()) {
       const [part, next] = [document, page].map((each) => each.getElementById(id));
-      if (!part || !next || next.outerHTML === known.get(id) || part.contains(document.activeElement)) continue;
+      if (!part || !next || next.outerHTML === known.get(id)) continue;
+      const table = [...part.querySelectorAll(".wide")].indexOf(document.activeElement);
+      if (table < 0 && part.contains(document.activeElement)) continue;
       known.set(id, next.outerHTML);
       replace(part, next);
+      next.querySelectorAll(".wide")[table]?.focus({ preventScroll: true });
       if (!next.dataset.refresh) known.delete(id);
     }
     if (!known.size) clearInterval(timer);
   };
-  const failed = (error) => console.info(`not refreshed: ${error.message}`);
+  const tell = (live) => document.getElementById([...known.keys()][0])?.setAttribute("data-live", live);
+  const failed = (error) => { console.info(`not refreshed: ${error.message}`); tell("no"); };
   const pause = 1000 * Math.min(...parts.map(({ dataset }) => Number(dataset.refresh)));
-  const timer = setInterval(() => document.visibilityState === "visible" && refetch().catch(failed), pause);
+  const timer = setInterval(() => document.visibilityState === "visible" && refetch().then(() => tell("yes"), failed), pause);
 }
 
 const refreshed = [...document.querySelectorAll("[data-refresh][id]")];

@@ -34,7 +34,7 @@ export function gestures(panel) {
     panel.page.pick(range("x", left, left + width), range("y", top + height, top));
   };
   panel.box.onkeydown = (event) => {
-    if (!(event.key in KEYS)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in KEYS)) return; // those are the browser's
     event.preventDefault();
     const { clientWidth: width, clientHeight: height } = panel.plot.over;
     const [factor, right, down] = KEYS[event.key];

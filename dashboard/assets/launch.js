@@ -1,11 +1,13 @@
 // Checks the search space on the server while it is edited: its problems, or what it holds, replace those below it.
 const PAUSE = 600; // milliseconds without a key
-const [space, button] = [document.getElementById("space"), document.querySelector("button[formaction]")];
+const [space, trials] = ["space", "trials"].map((id) => document.getElementById(id));
+const button = document.querySelector("button[formaction]");
 let [timer, newest] = [0, 0];
 
 async function check() {
   const [number, body] = [++newest, new FormData()];
-  for (const { name, value } of [space, space.form.elements.form_token]) body.set(name, value);
+  const sent = [space, space.form.elements.form_token, ...(/^\d+$/.test(trials.value) ? [trials] : [])];
+  for (const { name, value } of sent) body.set(name, value);
   const answer = await fetch(button.getAttribute("formaction"), { method: "POST", body, headers: { Accept: "text/html" }, redirect: "error" });
   if (!answer.ok) throw new Error(answer.statusText);
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -21,6 +23,6 @@ function later() {
 }
 
 if (button) {
-  space.addEventListener("input", later);
-  if (space.value && !document.getElementById("space-problems")) later();
+  for (const field of [space, trials]) field.addEventListener("input", later);
+  if (space.value && !document.getElementById("space-check").textContent.trim()) later();
 }

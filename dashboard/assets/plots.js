@@ -40,6 +40,8 @@ function seriesOf({ name, draw = "line", hue = 0, hollow, right }, small) {
   };
 }
 
+const drawn = new Set();  // boxes: a plot that leaves the page has to be destroyed, or the window keeps it
+
 // Draws a description into a box, replacing its plot.
 export function draw(box, { x, y = {}, right, series, limits = [] }) {
   box.plot?.destroy();
@@ -63,6 +65,7 @@ export function draw(box, { x, y = {}, right, series, limits = [] }) {
     hooks: { draw: [(plot) => decorate(plot, series, limits)] },
   }, uPlot.join(series.map(({ points }) => [0, 1].map((side) => points.map((point) => point[side])))), box);
   resized.observe(box);
+  drawn.add(box);
 }
 
 // Limits, error bars, and the names of points.
@@ -108,6 +111,11 @@ function decorate(plot, series, limits) {
 }
 
 function drawAll(again = false) {
+  for (const box of drawn) if (!box.isConnected) {
+    box.plot.destroy();
+    resized.unobserve(box);
+    drawn.delete(box);
+  }
   for (const box of document.querySelectorAll("[data-plot]")) if (again || !box.plot) draw(box, JSON.parse(box.dataset.plot));
 }
 

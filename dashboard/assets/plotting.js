@@ -5,11 +5,14 @@ export const label = ({ label, unit, direction }) => `${label}${unit && ` [${uni
 
 export const sizeOf = (box) => ({ width: box.clientWidth, height: box.clientHeight });
 
-export function show(value) {
+export function show(value, digits = 4) {
   const sizes = [[1e9, " G"], [1e6, " M"], [1e3, " k"], [0, ""]];
   const [size, prefix] = sizes.find(([each]) => Math.abs(value) >= 10 * each) ?? [0, ""];
-  return Number.isFinite(value) ? `${Number((value / (size || 1)).toPrecision(4))}${prefix}` : "–";
+  return Number.isFinite(value) ? `${Number((value / (size || 1)).toPrecision(digits))}${prefix}` : "–";
 }
+
+// Digits that tell ticks so far apart from each other.
+const digitsOf = (value, step) => Math.min(15, Math.max(4, (Math.ceil(Math.log10(Math.abs(value / step))) || 0) + 1));
 
 // Returns a number, and the ends of its interval, with the digits that the interval leaves: `show_number` and `show_range` of
 // nas/core/units.py, which are tested with the same cases.
@@ -85,5 +88,5 @@ export const axis = (scale, text, log = false) => ({
   scale, label: text, labelSize: 20, size: scale === "x" ? 36 : 56, font: "12px system-ui", labelFont: "12px system-ui",
   stroke: () => colour("ink"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false },
   splits: (plot, at, low, high) => ticks(low, high, log), filter: (plot, found) => found,
-  values: (plot, found) => found.map(show),
+  values: (plot, found) => found.map((value) => show(value, digitsOf(value, found[1] - found[0]))),
 });

@@ -86,6 +86,8 @@ class StudyPage {
     if (document.visibilityState === "hidden") return;
     const news = await this.data.update(this.choice.keys).catch((error) => console.info(`not updated: ${error.message}`));
     this.section.dataset.live = news === undefined ? "no" : "yes";
+    const states = ["complete", "stopped", "failed"];
+    if (news && this.section.dataset.over === "1" && !states.includes(this.data.state)) location.reload(); // it was resumed
     if (news) this.cards = {};
     if (news) this.show();
     this.timer = setTimeout(() => this.keepUpdated(), EVERY);

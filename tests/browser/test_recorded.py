@@ -161,7 +161,7 @@ def test_a_reference_far_from_the_front_is_at_the_edge_until_it_is_asked_for(pag
     value = f"{attention}.values[page.panels[0].keys.y]"
     assert state(page, outside) > 0 and state(page, f"{value} < page.panels[0].range('y')[0]")
     page.locator("#choices summary").click()
-    page.get_by_label("What is far from the front").check()
+    page.get_by_label("Whole range of the axes").check()
     expect(page).to_have_url(re.compile("far=1"))
     until(page, f"{value} > page.panels[0].range('y')[0]")
     assert state(page, outside) == 0

@@ -64,7 +64,7 @@ def test_three_objectives_make_one_large_and_two_small_panels_with_everything_on
 ) -> None:
     png, svg = draw_front(report, tmp_path / "new" / "folder")
     words = words_of(svg.read_text())
-    assert {"front, with 95 % interval", "bound of the front on these axes", "budget", "reference"} <= set(words)
+    assert {"front, with 95 % interval", "boundary of the front on these axes", "budget", "reference"} <= set(words)
     assert words.count("trial 93") == words.count("published") == 3, "the best and the reference are named everywhere"
     assert words.count("71") == 1, "other trials in the large panel"
     for label in ("quality \u2191", "latency at chat [ms] \u2193", "memory at chat [MB] \u2193"):

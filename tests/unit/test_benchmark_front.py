@@ -43,7 +43,7 @@ def test_the_page_says_which_kinds_are_not_on_the_front(visitor: TestClient, kin
     said = re.search(r"Not on the front: ([\w, ]+)\.", text)
     assert said is not None
     assert set(said[1].split(", ")) == DROPPED == {kind for kind, view in kinds.items() if not view.front}
-    assert "of what the search proposed, fixed seeds not counted, and of random layouts of the space" in text
+    assert "share of the proposed layouts (initial seeds excluded) and of random layouts" in text
     gdn = kinds["gdn"]
     assert gdn.chosen is not None and gdn.drawn is not None
     assert f"{100 * gdn.chosen:.0f} % {100 * gdn.drawn:.0f} %" in text

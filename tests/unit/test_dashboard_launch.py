@@ -138,7 +138,7 @@ def test_a_space_is_checked_without_a_launch(lab: DashboardLab, visitor: Visitor
         assert f"<code>{sample.layout}</code>" in answer.text
     mixers = f"{len(space.mixers)} kind{'s' if len(space.mixers) > 1 else ''} of mixers"
     assert f"The space is valid: {mixers}, {len(space.ffn)} of feed-forwards." in answer.text
-    assert "A study of it takes here: about " in answer.text
+    assert "Estimated duration of a study on this coordinator: about " in answer.text
     assert [kind for kind, _ in preview.kinds] == [block.kind for block in space.mixers + space.ffn]
     assert lab.submitted.not_begun() == []
 
@@ -146,7 +146,7 @@ def test_a_space_is_checked_without_a_launch(lab: DashboardLab, visitor: Visitor
 @pytest.mark.parametrize("trials", ["9" * 5000, "1" + "0" * 400, "0", "abc"])
 def test_a_number_of_trials_that_cannot_be_is_no_default_of_a_check(refused: Visitor, trials: str) -> None:
     answer = refused.post("/launch/check", space=space_text(), trials=trials)
-    assert answer.status_code == 200 and "A study of it takes here" not in answer.text
+    assert answer.status_code == 200 and "Estimated duration" not in answer.text
     problems = answer.text.partition('id="trials-problems">')[2].partition("</ul>")[0]
     assert "Input should be" in problems or "Unable to parse" in problems
 

@@ -19,7 +19,7 @@ from nas.core.measurement import TTFT_PARTS, ClockName, Figure, Measurement, Rep
 from nas.core.metrics import METRICS
 from nas.core.profile import ProfileSummary
 from nas.core.quality_config import QualityConfig
-from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, together
+from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, of_proxy, together
 from nas.core.stats import Z95
 from nas.core.workload import MEDIA_FIELDS, Workload
 from nas.infra.store import artifacts, results
@@ -547,7 +547,7 @@ def _objectives(study: StudySnapshot, record: Record) -> Iterator[ObjectiveView]
         if rung is not None and record.rescored is not None:
             rung = f"{rung}, on fresh seeds"
         elif rung is not None:
-            columns = _qualities(study, rung)
+            columns = _qualities(study, rung, objective.metric)
         yield ObjectiveView(
             name=objective.name,
             metric=objective.metric,
@@ -561,10 +561,10 @@ def _objectives(study: StudySnapshot, record: Record) -> Iterator[ObjectiveView]
         )
 
 
-def _qualities(study: StudySnapshot, rung: str) -> dict[str, float | None]:
-    """Returns reference -> its quality at a rung."""
+def _qualities(study: StudySnapshot, rung: str, metric: str = "quality") -> dict[str, float | None]:
+    """Returns reference -> its value of a metric of quality at a rung."""
     return {
-        name: reference.rungs[rung].value if rung in reference.rungs else None
+        name: of_proxy(metric, reference.rungs[rung])[0] if rung in reference.rungs else None
         for name, reference in study.record.references.items()
     }
 

@@ -132,10 +132,10 @@ def _effect(fit: Effects, place: int, axis: AxisView) -> Interval | None:
     if np.isnan(fit.change[place]):
         return None
     ends = np.array([fit.change[place], fit.low[place], fit.high[place]])
+    if axis.direction == "max":  # coordinates are minimised
+        ends = -ends[[0, 2, 1]]
     if axis.transform == "log":
         ends = 100 * np.expm1(ends)
-    elif axis.direction == "max":
-        ends = -ends[[0, 2, 1]]
     value, low, high = ends.tolist()
     return _rounded(value, low, high, digits=3)
 

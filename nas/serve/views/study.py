@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from nas.core.errors import InvalidInput, UnknownName
+from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.core.trial import TERMINAL
 from nas.infra.store import listings as pages
@@ -32,7 +33,7 @@ from nas.search.analysis.history import ExpectedGain, Step, VolumeView, expected
 from nas.search.analysis.record import readable
 from nas.search.analysis.reliability import QualityReliability, quality_reliability
 from nas.search.analysis.report import NoiseSummary, noise_summary, time_left
-from nas.search.analysis.snapshot import NO_RUNG, ORIGINS, STATES, UNKNOWN, Snapshots, StudySnapshot, rounded
+from nas.search.analysis.snapshot import NO_RUNG, NONE, ORIGINS, STATES, UNKNOWN, Snapshots, StudySnapshot, rounded
 from nas.search.proposers.sampling import Sampler
 from nas.search.study.estimate import Estimate
 from nas.search.study.events import ending
@@ -594,17 +595,18 @@ def kind_views(study: StudySnapshot) -> list[KindView]:
                 front=int((has & front).sum()),
                 states={state: count for state, count in zip(STATES, counts, strict=True) if count},
                 chosen=float(has[searched].mean()) if searched.any() else None,
-                drawn=None if drawn is None else drawn[kind] / _DRAWS,
+                drawn=None if drawn is None else drawn[role, kind] / _DRAWS,
             )
         )
     return views
 
 
 @lru_cache(maxsize=64)
-def _drawn_kinds(space: str) -> Counter[str] | None:
-    """Returns kind of block -> how many of `_DRAWS` random layouts of a space (JSON) have it, always the same ones.
+def _drawn_kinds(space: str) -> Counter[tuple[str, str]] | None:
+    """Returns role and kind of block -> how many of `_DRAWS` random layouts of a space (JSON) have it.
 
-    Whether a runtime carries them is not asked: it need not be installed where a study is read. None: there are none.
+    The layouts are always the same ones. Whether a runtime carries them is not asked: it need not be installed where a
+    study is read. None: there are none.
     """
     rng = np.random.default_rng(0)
     try:
@@ -612,9 +614,14 @@ def _drawn_kinds(space: str) -> Counter[str] | None:
         drawn = [sampler.draw(rng) for _ in range(_DRAWS)]
     except InvalidInput:
         return None
-    return Counter(
-        kind for layout in drawn for kind in {block.kind for layer in layout.layers for block in layer.blocks}
-    )
+    return Counter(itertools.chain.from_iterable(set(_kinds(layout)) for layout in drawn))
+
+
+def _kinds(layout: Layout) -> Iterator[tuple[str, str]]:
+    """Yields role and kind of the blocks of all layers; of a missing one `NONE`."""
+    for layer in map(layout.own, range(layout.depth)):
+        yield from (("mixer", kind) for kind in [block.kind for block in layer.mixers] or [NONE])
+        yield "ffn", layer.ffn.kind if layer.ffn else NONE
 
 
 def target_agreements(study: StudySnapshot) -> Iterator[TargetAgreement]:
