@@ -23,6 +23,11 @@ def result_key(stage: str, **inputs: Any) -> str:
     return content_hash({"stage": stage, **inputs})
 
 
+def in_share(sha256: str, share: float) -> bool:
+    """Returns whether a hash is among a share of all hashes: what is chosen so stays chosen as other items come."""
+    return int(sha256[:8], 16) < share * 2**32
+
+
 def sha256_of(path: Path) -> str:
     """Returns the SHA-256 of a file, 64 hex digits."""
     with path.open("rb") as file:

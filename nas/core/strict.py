@@ -1,4 +1,4 @@
-"""Base of models that people write in YAML: unknown keys are refused, and so are numbers that are none."""
+"""Bases of models that people write in YAML: unknown keys are refused, and so are numbers that are none."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
-class Strict(BaseModel):
-    """Refuses unknown keys, infinite numbers, and `true` or `false` in place of a number."""
+class StrictKeys(BaseModel):
+    """Refuses unknown keys and infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Strict(StrictKeys):
+    """Refuses `true` and `false` in place of a number, too; a member of a discriminated union cannot be one."""
 
     @field_validator("*", mode="before")
     @classmethod

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nas.core.errors import InvalidInput
 from nas.core.family import TRAINING, MemberTraining, read_record
+from nas.core.strict import StrictKeys
 from nas.model.nn.fit import Log
 from nas.train.posttrain.merging import MergeRequest, MergeStageSettings
 from nas.train.posttrain.prefer import PreferRequest, PreferSettings
@@ -51,10 +52,6 @@ from nas.train.retrieval.training import RetrievalSettings, train_retriever
 _NAME = r"^$|^[a-z0-9][a-z0-9_-]{0,63}$"
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class _Named(BaseModel):
     """What stages of all kinds have."""
 
@@ -64,7 +61,7 @@ class _Named(BaseModel):
     origin: str = Field("", alias="from", description="earlier stage to start from, by name or kind; none: the last")
 
 
-class _TextStage(_Named, _Config):
+class _TextStage(_Named, StrictKeys):
     corpus: tuple[str, ...] = ()
     settings: Settings = Settings()
 
@@ -191,7 +188,7 @@ def _settings(stage: BaseModel, paths: Paths, *names: str) -> dict[str, Any]:
     return fields | {name: [*map(paths.file, fields[name])] for name in names}
 
 
-class PostTrainingRecipe(_Config):
+class PostTrainingRecipe(StrictKeys):
     """Content of a recipe file."""
 
     tokenizer: str | None = None
@@ -239,7 +236,11 @@ class PostTrainingRecipe(_Config):
                 request = replace(request, only=request.only or "pretrain")
             more = {"tokenizer": tokenizer, "name": stage.name, "origin": stage.origin, "date": str(self.date)}
             requests.append(replace(request, **more))
-        return requests
+        texts = [path for request in requests if isinstance(request, PretrainingRequest) for path in request.texts]
+        return [
+            replace(request, alongside=tuple(texts)) if isinstance(request, PretrainingRequest) else request
+            for request in requests
+        ]
 
 
 def run_recipe(

@@ -78,6 +78,7 @@ def test_numbers_are_extracted_in_the_order_of_the_patterns(text: str, expected:
         (r"so $\boxed{\text{(B)}}$, not the answer is C", "B"),
         (r"\boxed{B. the second}", "B"),
         (r"\boxed{12} is option D", "D"),
+        (r"\boxed{AB} is option D", "D"),
         ("A dog and a cat", ""),
         ("A: Let's think", ""),
         ("", ""),

@@ -189,7 +189,7 @@ def test_a_step_of_several_workers_or_smaller_passes_is_that_of_one(
     settings = SftSettings(data=(DataSource(path="x"),), batch=16, dropout=0.1, held_out=0.0)
     plan = Sft(
         layout=LAYOUT.to_json(), seed=0, tokenizer=tmp_path, tokenizer_sha256="", tokens="key", weights=tmp_path,
-        weights_sha256="", pad=0, settings=settings, date="2026-01-01",
+        weights_sha256="", pad=0, settings=settings, date="2026-01-01", evaluations=[],
     )  # fmt: skip
 
     def gradient(workers: int) -> torch.Tensor:
@@ -374,12 +374,12 @@ def test_shares_are_those_of_models_asked_directly_and_kept_by_content(
     assert [each.layout for each in ensemble] == layouts
     calls, left = [0], [4]
 
-    def counted(*args: Any) -> list[list[int]]:
+    def counted(*args: Any, **more: Any) -> list[list[int]]:
         calls[0] += 1
         left[0] -= 1
         if left[0] < 0:
             raise Killed
-        return generate(*args)
+        return generate(*args, **more)
 
     monkeypatch.setattr(curriculum, "generate", counted)
 

@@ -11,7 +11,7 @@ from retrieval_lab import texts, write_lines, write_model
 
 from nas.core.errors import InvalidInput
 from nas.train.retrieval import index as index_module
-from nas.train.retrieval.index import Index, build_index, search
+from nas.train.retrieval.index import Index, build_index, open_index
 from nas.train.retrieval.retriever import TorchEncoder
 
 
@@ -37,7 +37,7 @@ def test_a_search_returns_the_best_documents(tmp_path: Path, monkeypatch: pytest
     documents(tmp_path)
     record = build_index(tmp_path / "model", [tmp_path / "documents.jsonl"], tmp_path / "index", lambda line: None)
     assert record.documents == 22 and record.cut >= 1
-    (hits,) = search(tmp_path / "index", ["cat on the mat"], 22)
+    (hits,) = open_index(tmp_path / "index")(["cat on the mat"], 22)
     assert {hit.id for hit in hits} == {*(f"d{number}" for number in range(20)), "empty", "long"}
     (query,) = TorchEncoder(model, tokens).queries(["cat on the mat"])
     for hit in hits:
@@ -45,7 +45,7 @@ def test_a_search_returns_the_best_documents(tmp_path: Path, monkeypatch: pytest
         np.testing.assert_allclose(hit.score, (query @ rows.T).max(1).sum(), atol=0.01)
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     (tmp_path / "model").rename(tmp_path / "moved")
-    assert search(tmp_path / "index", ["cat on the mat"], 22, tmp_path / "moved") == [hits]
+    assert open_index(tmp_path / "index", tmp_path / "moved")(["cat on the mat"], 22) == [hits]
 
 
 def test_a_killed_index_resumes_and_is_not_searched_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_damaged_indexes_and_other_models_are_refused(tmp_path: Path) -> None:
     vectors.write_bytes(content)
     write_model(tmp_path / "other", lengths=(8, 64))
     with pytest.raises(InvalidInput, match="not the model"):
-        search(tmp_path / "index", ["x"], 1, tmp_path / "other")
+        open_index(tmp_path / "index", tmp_path / "other")
     with pytest.raises(InvalidInput, match="no index"):
         Index(tmp_path / "model")
     with pytest.raises(InvalidInput, match="not empty"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from dataclasses import replace
@@ -26,7 +27,7 @@ from nas.train.posttrain import trained_folder
 from nas.train.pretrain.member_training import train_member
 from nas.train.pretrain.next_token import PretrainingRequest
 from nas.train.release.options import FileOptions
-from nas.train.retrieval.data import read_documents, read_examples, read_judgements
+from nas.train.retrieval.data import data_hashes, read_documents, read_examples, read_judgements
 from nas.train.retrieval.retriever import TorchEncoder, exact_scores
 from nas.train.retrieval.training import RetrievalRecord, RetrievalSettings, distillation, train_retriever
 
@@ -214,6 +215,12 @@ def test_folders_of_beir_are_read(tmp_path: Path) -> None:
     write_lines(folder / "scores.jsonl", [{"query_id": "q", "document_ids": ["2", "1"], "scores": [1, 2]}])
     (example,) = read_examples(folder)
     assert (example.documents, example.scores) == (("", "a title one"), (1, 2))
+    before = data_hashes(folder)
+    for name in ("corpus.jsonl", "scores.jsonl"):
+        (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
+        (folder / name).unlink()
+    assert read_examples(folder) == [example]
+    assert len(set(data_hashes(folder)) - set(before)) == 2, "compressed files are part of keys, too"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from nas.train.scaling.candidates import (
     ScaledLayout,
     ScaledMixers,
     ScaledStack,
+    active_width,
     apportion,
     candidates,
     ffn_ratio,
@@ -149,6 +150,14 @@ def test_experts_begin_from_the_published_ones() -> None:
     assert lead is not None and sparse is not None
     assert (sparse.int("experts"), sparse.int("top_k")) == (32, 4)
     assert lead.int("width") == 4 * sparse.int("width")
+
+
+def test_experts_keep_what_the_parent_says_of_them() -> None:
+    parent = Layout.parse("d512 v65536 ffn=moe:8x2:256(shared=1,softmax=1) [C3*2 A8/2 C3]")
+    shapes = candidates(parent, parse_size("1B-A300M"), 65536)
+    for ffn in (layer.ffn for layer in shapes[0].layout.layers):
+        assert ffn is not None and (ffn.int("shared"), ffn.get("softmax")) == (1, True)
+    assert active_width(parent.layers[0].ffn) == 3 * 256
 
 
 def test_a_pattern_with_experts_has_dense_sizes_of_one_width() -> None:

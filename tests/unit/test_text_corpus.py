@@ -134,6 +134,14 @@ def test_a_corpus_beyond_memory_is_refused(tmp_path: Path, monkeypatch: pytest.M
         build_corpus(["a.txt"], tmp_path)
 
 
+def test_an_entry_whose_texts_an_earlier_one_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "books").mkdir()
+    for number in range(4):
+        (tmp_path / f"books/{number}.txt").write_text(f"{number} " * MIN_BYTES)
+    with pytest.raises(InvalidInput, match=r"split with an entry before it, which leaves .* name each text once"):
+        build_corpus(["books", *(f"books/{number}.txt" for number in range(4))], tmp_path)
+
+
 def test_a_folder_is_read_with_all_below_it(tmp_path: Path) -> None:
     write(tmp_path / "books/a.txt")
     write(tmp_path / "books/old/b.md", 2 * MIN_BYTES)

@@ -301,10 +301,12 @@ def fit(
                 detail = f"{f'{phase.name}, ' * (len(phases) > 1)}loss {loss:.3f}, lr {rate:.2e}"
                 worker.log(Progress(f"training {name}", state.step, state.steps, detail))
                 logged = time.monotonic()
-            if state.step == end and phase.keep is not None and worker.rank == 0:
-                state.save([path.with_name(phase.keep) for path in paths], identities)
+        if state.step == end and phase.keep is not None and worker.rank == 0:
+            state.save([path.with_name(phase.keep) for path in paths], identities)
         first = end
     _check_finite(state, check_steps)
+    if not all(bool(parameter.isfinite().all()) for parameter in state.model.parameters()):
+        raise CandidateFailed("diverged", "the last step left weights that are not finite; a lower lr may help")
     if worker.rank == 0:
         state.save(paths, identities)
 

@@ -291,6 +291,12 @@ def _corpus(sources: Mapping[str, Source], made_of: Mapping[str, str]) -> Corpus
             raise InvalidInput(f"{name} has {size:,} bytes; a domain needs at least {MIN_BYTES:,}", where="corpus")
         parts = zip(*(document.parts() for document in source.documents), strict=True)
         train, heldout = (np.frombuffer(_SEPARATOR.join(filter(None, texts)), np.uint8) for texts in parts)
+        if not (len(train) and len(heldout)):
+            raise InvalidInput(
+                f"{name}: its texts are split with an entry before it, which leaves {len(train):,} bytes to train on"
+                f" and {len(heldout):,} to score: name each text once",
+                where="corpus",
+            )
         domains[name] = Domain(train, heldout)
     return Corpus(domains, made_of)
 

@@ -249,7 +249,10 @@ def _cells(columns: Iterable[Any], path: Path, column: str) -> Iterator[bytes]:
     for cells in columns:
         for cell in cells:
             row += 1
-            yield _encoded(cell.as_py(), column, f"{path}, row {row}")
+            where = f"{path}, row {row}"
+            if cell.is_valid and hasattr(cell, "as_buffer") and cell.as_buffer().size > MAX_RECORD:
+                raise InvalidInput(f"is longer than {MAX_RECORD:,} bytes", where=where)
+            yield _encoded(cell.as_py(), column, where)
 
 
 def _encoded(value: object, column: str, where: str) -> bytes:

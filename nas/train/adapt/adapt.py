@@ -291,8 +291,8 @@ class Adaptation:
                 if not path.is_file():
                     path.parent.mkdir(exist_ok=True)
                     weights = self.folder / CHILD if child is selected.chosen else path.with_suffix(".safetensors")
-                    model = self._healed(child, weights)
-                    write_durably(path, _json(child.to_json() | self._lost(child.layout, model, weights)))
+                    row = child.to_json() | self._lost(child.layout, self._healed(child, weights), weights)
+                    write_durably(path, _json(row))
                 rows.append(json.loads(path.read_bytes()))
         return sorted(rows, key=lambda row: -row["bits_per_byte"])
 

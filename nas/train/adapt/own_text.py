@@ -149,8 +149,8 @@ def _conversations(
     forced: list[deque[int]] = [deque() for _ in range(rows)]  # of the template, which come next
     answer_starts = [0] * rows
     writing = set(range(rows))
-    every, state = model.prefill(torch.tensor(ids, device=device))
-    logits = every[:, -1]
+    features, state = model.read(torch.tensor(ids, device=device))
+    logits = model.logits(features[:, -1])
     while True:
         worker.yield_hook()
         likelihoods = torch.softmax(logits.float() / _TEMPERATURE, -1)

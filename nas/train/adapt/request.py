@@ -71,7 +71,7 @@ class AdaptRequest(AdaptSettings):
     budget: tuple[str, ...] = Field(description="limits that the child keeps, such as decode_p50<=20ms")
     corpus: tuple[Path, ...] = Field((), description="files and folders of text; required without own_text")
     output: Path = Field(description="folder of results")
-    device: str = Field("local", description="id or tag; local: this machine")
+    device: str = Field("local", description="id, unique start of an id, or tag:NAME; local: this machine")
     runtime: str = DEFAULT_RUNTIME
     quantisation: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = Field(
         None, description="of the files: one, or several to choose from at each place; none: the runtime's first"

@@ -444,10 +444,10 @@ class ChatTokenizer:
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Returns ids [T], and which of them belong to answers, end-of-turn tokens included, [T].
 
-        With `last`, or a template that changes earlier answers (Qwen3's removes reasoning), the last one alone counts.
+        With `last`, or a template that changes earlier answers (Qwen3's removes reasoning), only the last one counts.
 
         Raises:
-            InvalidInput: the template refuses it, or changes its answers.
+            InvalidInput: the template refuses it, or changes its answers, or no answer counts.
         """
         ids: list[int] = []
         answers: list[bool] = []
@@ -456,6 +456,11 @@ class ChatTokenizer:
             if last and counts:
                 answers = [False] * len(answers)
             answers += [counts] * len(part)
+        if not any(answers):
+            raise InvalidInput(
+                "no answer is left to train on: the template changes earlier ones, and the last has weight 0",
+                where=self._where,
+            )
         return np.asarray(ids, np.int32), np.asarray(answers, np.bool_)
 
     def plain(self, conversation: Conversation) -> Conversation:

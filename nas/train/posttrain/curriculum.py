@@ -19,11 +19,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.stored import stored
+from nas.core.strict import StrictKeys
+from nas.measure.devices.host_lock import HostLock, host_lock_folder
 from nas.model.nn.fit import Log
 from nas.model.nn.model import Model
 from nas.model.nn.weights import checkpoint_layout, load_model
@@ -47,10 +49,8 @@ _RIDGE = 1.0
 _ROWS_AT_ONCE = 4096
 
 
-class CurriculumSettings(BaseModel):
+class CurriculumSettings(StrictKeys):
     """How hard a conversation is; those that more models answer right are read first in each epoch."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     models: tuple[str, ...] = Field(
         (), description="earlier stages by name or kind, or files of weights, that are asked"
@@ -140,7 +140,8 @@ def _right(
         def answer(questions: list[list[int]] = questions, end: int = start + len(chunk)) -> bytes:
             nonlocal model
             model = model or load_model(solver.weights, solver.layout)
-            replies = generate(model, questions, settings.answer_tokens, chat.ends)
+            with HostLock(host_lock_folder()).shared() as hold:
+                replies = generate(model, questions, settings.answer_tokens, chat.ends, yield_hook=hold.yield_if_wanted)
             log(f"{solver.weights}: answered {end:,} of {len(conversations):,} questions")
             return json.dumps([chat.answer_of(ids) for ids in replies]).encode()
 

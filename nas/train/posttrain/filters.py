@@ -19,8 +19,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from nas.core.strict import StrictKeys
 from nas.train.posttrain.conversations import Conversation
 from nas.train.posttrain.languages import language_of
 
@@ -32,10 +33,8 @@ _WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "YI ", "THAI", "LA
 _OPERATORS = "*/%-"
 
 
-class Filters(BaseModel):
+class Filters(StrictKeys):
     """Which conversations are dropped."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     languages: tuple[str, ...] = Field(
         (), exclude_if=lambda codes: not codes, description="codes of ISO 639; text detected as another one is dropped"

@@ -66,7 +66,8 @@ def _messages(record: Record) -> Any:
         return _system(record) + messages
     if "instruction" in record and "output" in record:
         text = "\n".join(filter(None, (_text(record["instruction"]), _text(record.get("input", "")))))
-        turns = [*record.get("history", []), [text, record["output"]]]
+        history = record.get("history")
+        turns = [*(history if isinstance(history, list) else []), [text, record["output"]]]
         pairs = [turn if isinstance(turn, list) and len(turn) == 2 else [turn, ""] for turn in turns]
         return _system(record) + [message for turn in pairs for message in _pair(*turn)]
     prompt: Any = record.get("prompt")

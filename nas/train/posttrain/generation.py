@@ -18,7 +18,7 @@ from nas.model.nn.model import Model, ModelState
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_lines
 
 ALL = "all"
-_LOGITS_AT_ONCE = 1 << 25
+_TOKENS_AT_ONCE = 1 << 13
 _MOST_ROWS = 128
 _SPARE_TOKENS = 8
 
@@ -50,6 +50,7 @@ def generate(
     *,
     temperature: float = 0.0,
     seeds: Sequence[Sequence[int]] = (),
+    yield_hook: Callable[[], object] = lambda: None,
 ) -> list[list[int]]:
     """Returns the ids after each question, up to one of `ends`, which is included, or `most` ids.
 
@@ -62,17 +63,19 @@ def generate(
         ends: ids that end one.
         temperature: 0: the likeliest id each time.
         seeds: of each question's samples; needed where the temperature is not 0.
+        yield_hook: called before each token, where a measurement on this host may take its turn.
     """
     by_length: dict[int, list[int]] = defaultdict(list)
     for place, question in enumerate(questions):
         by_length[len(question)].append(place)
     answers: list[list[int]] = [[] for _ in questions]
     for length, places in sorted(by_length.items()):
-        rows = max(1, min(_MOST_ROWS, _LOGITS_AT_ONCE // (length * model.layout.vocab)))
+        rows = max(1, min(_MOST_ROWS, _TOKENS_AT_ONCE // length))
         for start in range(0, len(places), rows):
             chunk = places[start : start + rows]
             noise = [np.random.default_rng([*seeds[place]]) for place in chunk] if temperature else []
-            continued = _continued(model, [questions[place] for place in chunk], most, ends, temperature, noise)
+            inputs = [questions[place] for place in chunk]
+            continued = _continued(model, inputs, most, ends, temperature, noise, yield_hook)
             for place, answer in zip(chunk, continued, strict=True):
                 answers[place] = answer
     return answers
@@ -85,10 +88,12 @@ def _continued(
     ends: Sequence[int],
     temperature: float,
     noise: Sequence[np.random.Generator],
+    yield_hook: Callable[[], object],
 ) -> list[list[int]]:
     device = model.embed.weight.device
-    every, state = model.prefill(torch.tensor([list(ids) for ids in questions], device=device))
-    logits = every[:, -1]
+    yield_hook()
+    features, state = model.read(torch.tensor([list(ids) for ids in questions], device=device))
+    logits = model.logits(features[:, -1])
     answers: list[list[int]] = [[] for _ in questions]
     running = set(range(len(questions)))
     for remaining in range(most, 0, -1):
@@ -99,6 +104,7 @@ def _continued(
                 running.remove(row)
         if not running or remaining == 1:
             break
+        yield_hook()
         logits, state = model.step(chosen.to(device), state)
     return answers
 
@@ -143,13 +149,13 @@ def _count(right: Sequence[bool], before: Sequence[bool] | None) -> TaskScore:
     return TaskScore.of(sum(right), len(right), pairs.count((True, False)), pairs.count((False, True)))
 
 
-def answerer(model: Model, chat: ChatTokenizer) -> Answerer:
+def answerer(model: Model, chat: ChatTokenizer, yield_hook: Callable[[], object] = lambda: None) -> Answerer:
     """Returns a model in evaluation mode, to be asked."""
 
     def scored(question: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[Score]:
         return scores(_Session(model), len(question), question, continuations)
 
-    return Answerer(lambda questions, most: generate(model, questions, most, chat.ends), scored)
+    return Answerer(lambda questions, most: generate(model, questions, most, chat.ends, yield_hook=yield_hook), scored)
 
 
 class _Session:
@@ -162,20 +168,22 @@ class _Session:
     @torch.no_grad()
     def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
         tokens = torch.tensor([list(ids)], device=self._model.embed.weight.device)
-        logits, self._state = self._model.prefill(tokens, self._state)
-        return np.asarray(logits[0, -1:].float().cpu())
+        features, self._state = self._model.read(tokens, self._state)
+        return np.asarray(self._model.logits(features[0, -1:]).float().cpu())
 
     def begin(self, ids: Sequence[int]) -> int:
         self._state = None
         return 0
 
 
-def evaluated(model: nn.Module, files: Sequence[str], tokenizer: Path, date: str) -> dict[str, float]:
+def evaluated(
+    model: nn.Module, files: Sequence[str], tokenizer: Path, date: str, yield_hook: Callable[[], object]
+) -> dict[str, float]:
     """Returns "exact TASK" -> share of exact answers to the conversations in `files`, for the record of a training."""
     conversations = [line for path in files for line in read_lines(Path(path), Conversation)]
     if not conversations:
         return {}
     assert isinstance(model, Model)
     chat = ChatTokenizer.read(tokenizer, date)
-    right = grouped(conversations, exact_answers(conversations, chat, answerer(model, chat).respond))
+    right = grouped(conversations, exact_answers(conversations, chat, answerer(model, chat, yield_hook).respond))
     return {f"exact {task}": sum(answers) / len(answers) for task, answers in right.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from nas.core.canonical import content_hash, sha256_of
@@ -21,6 +21,7 @@ from nas.core.errors import InvalidInput
 from nas.core.family import PRETRAININGS
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile
+from nas.core.strict import StrictKeys
 from nas.model.nn.fit import Log, Worker
 from nas.model.nn.primitives import generator_of
 from nas.model.nn.weights import checkpoint_layout
@@ -35,10 +36,8 @@ Method = Literal["soup", "task-arithmetic", "ties", "dare-linear", "dare-ties", 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class MergeSettings(BaseModel):
+class MergeSettings(StrictKeys):
     """How models are merged."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: Method = "soup"
     weights: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] | None = Field(
@@ -359,4 +358,4 @@ class Merge(GivenWeights):
 
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
         """Returns the share of exact answers."""
-        return evaluated(model, self.settings.evaluate, self.tokenizer, self.date)
+        return evaluated(model, self.settings.evaluate, self.tokenizer, self.date, worker.yield_hook)

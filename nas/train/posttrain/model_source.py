@@ -97,8 +97,8 @@ class TorchTalker:
         if most < 1:
             raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self.context:,}")
         rng = np.random.default_rng(seed)
-        every, state = self.model.prefill(self.inputs(question))
-        logits = every[:, -1]
+        features, state = self.model.read(self.inputs(question))
+        logits = self.model.logits(features[:, -1])
         for remaining in range(most, 0, -1):
             token = draw(logits[0].double().numpy(), temperature, rng)
             yield token

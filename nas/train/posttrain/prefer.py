@@ -9,7 +9,6 @@ interrupted stage continues:
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.task import IGNORE
+from nas.measure.devices.host_lock import HostLock, host_lock_folder
 from nas.model.nn.fit import Log, TrainingPhase, Worker
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_model
@@ -263,8 +263,8 @@ def _on_policy(
                 f"answered {start + len(chunk):,} of {len(questions):,} questions: {len(preferences)} preferences;"
                 f" {cut} answers of more than {settings.answer_tokens} tokens dropped"
             )
-        for line in path.read_text("utf-8").splitlines():
-            yield Preference.model_validate(json.loads(line))
+        for line in path.read_bytes().splitlines():  # of text, splitlines() takes U+2028 for an end of line
+            yield Preference.model_validate_json(line)
 
 
 def _judged(
@@ -280,9 +280,15 @@ def _judged(
     questions = [chat.question(conversation.question, conversation.tools) for conversation, _ in numbered]
     repeated = [question for question in questions for _ in range(settings.samples)]
     seeds = [[settings.seed, first + i, j] for i in range(len(numbered)) for j in range(settings.samples)]
-    with member.timed("sample"):
+    with member.timed("sample"), HostLock(host_lock_folder()).shared() as hold:
         answers = generate(
-            model, repeated, settings.answer_tokens, chat.ends, temperature=settings.temperature, seeds=seeds
+            model,
+            repeated,
+            settings.answer_tokens,
+            chat.ends,
+            temperature=settings.temperature,
+            seeds=seeds,
+            yield_hook=hold.yield_if_wanted,
         )
     sampled = [
         [
@@ -391,7 +397,7 @@ class Prefer(ConversationPlan):
             chosen, rejected = (rewards / (labels != IGNORE).sum(-1)).tolist()
             agreed += chosen > rejected
         metrics = {ACCURACY: agreed / len(pairs)} if len(pairs) else {}
-        return metrics | evaluated(model, self.settings.evaluate, self.tokenizer, self.date)
+        return metrics | evaluated(model, self.settings.evaluate, self.tokenizer, self.date, worker.yield_hook)
 
     def _batch(self, data: TokenisedConversations, pairs: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns inputs and labels of both answers of each pair, [2 B, T]."""

@@ -18,13 +18,14 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from nas.core import paths
-from nas.core.canonical import content_hash, sha256_of
+from nas.core.canonical import content_hash, in_share, sha256_of
 from nas.core.errors import InvalidInput
+from nas.core.strict import StrictKeys
 from nas.core.task import IGNORE
 from nas.model.nn.fit import Log, TrainingPhase, Worker, save_tensors
 from nas.model.nn.model import Model
@@ -51,7 +52,7 @@ from nas.train.posttrain.languages import check_languages, detector_version
 from nas.train.posttrain.merging import check_names
 from nas.train.posttrain.objective import answer_nats, dropped_embeddings
 from nas.train.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
-from nas.train.pretrain.recipe import Schedule
+from nas.train.pretrain.recipe import Betas, Schedule
 
 CONVERSATIONS_VERSION = 4
 """Part of keys: increase it with every change after which the same files give other ids or another selection."""
@@ -65,18 +66,14 @@ TOKENS_AT_ONCE = (4096, 32768)
 _MOST_WARMUP = 0.1
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DataSource(_Settings):
+class DataSource(StrictKeys):
     """A file of conversations in the mixture."""
 
     path: str
     share: float | None = Field(None, gt=0, description="of the conversations of an epoch; none: by their number")
 
 
-class TrainingSettings(_Settings):
+class TrainingSettings(StrictKeys):
     """Optimiser and schedule of a stage; defaults are the LFM2 report's for fine-tuning (4.2.2)."""
 
     epochs: float = Field(3, gt=0)
@@ -85,7 +82,7 @@ class TrainingSettings(_Settings):
     final: float = Field(1 / 300, ge=0, le=1, description="last rate as a share of `lr`, after a cosine decay")
     warmup: float = Field(500, ge=0, description="steps, at most a tenth of all; below 1: share of the steps")
     weight_decay: float = Field(0.1, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Betas = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     clip: float = Field(1.0, gt=0)
     balance_rate: float = Field(0.0, ge=0, description="step of the experts' bias")
@@ -305,7 +302,7 @@ def held_out_by_question(conversations: Sequence[Conversation], share: float) ->
         InvalidInput: all of them are.
     """
     keys = [content_hash(question_text(conversation)) for conversation in conversations]
-    held_out = [int(key[:8], 16) < share * 2**32 for key in keys]
+    held_out = [in_share(key, share) for key in keys]
     if all(held_out):
         raise InvalidInput(f"all {len(held_out)} conversations are of questions that are held out", where="held_out")
     return held_out
@@ -334,7 +331,7 @@ class Mixture:
         solved: NDArray[np.float32] | None = None,
     ) -> None:
         self._solved = solved
-        count = int(sources.max()) + 1
+        count = int(sources.max()) + 1 if shares is None else len(shares)
         self._members = [np.flatnonzero(sources == number) for number in range(count)]
         sizes = [len(members) for members in self._members]
         if shares is None:
@@ -460,7 +457,8 @@ class SftRequest(TrainingRequest):
             TokenisedConversations.write(path, rows, selected.sources, held_out, selected.dropped, solved)
             dropped = ", ".join(f"{name} {count:,}" for name, count in selected.dropped.items() if count)
             log(f"{len(selected.conversations):,} conversations; dropped: {dropped or 'none'}")
-        return Sft.from_weights(member, weights, settings, key, chat, date=self.date)
+        hashes = [sha256_of(Path(path)) for path in settings.evaluate]
+        return Sft.from_weights(member, weights, settings, key, chat, date=self.date, evaluations=hashes)
 
 
 def _seed(seed: int, number: int) -> int:
@@ -526,9 +524,11 @@ class Sft(ConversationPlan):
     """Plan of a fine-tuning."""
 
     settings: SftSettings
+    evaluations: list[str]
+    """Hashes of the files that are answered for the record."""
 
     def key_inputs(self) -> dict[str, Any]:
-        # Without paths: the files' contents are in `tokens`.
+        # Without paths: the conversations are in `tokens`.
         apart: dict[str, Any] = {
             "data": {"__all__": {"path"}},
             "evaluate": True,
@@ -540,6 +540,7 @@ class Sft(ConversationPlan):
         return {
             "sft": settings,
             "conversations": self.tokens,
+            "evaluations": self.evaluations,
             "start": self.weights_sha256,
             "passes": PASSES_VERSION,
         }
@@ -595,4 +596,4 @@ class Sft(ConversationPlan):
             nats, _ = answer_nats(model, inputs, labels)
             total, count = total + float(nats.double().sum()), count + len(nats)
         metrics = {HELD_OUT: total / count} if count else {}
-        return metrics | evaluated(model, self.settings.evaluate, self.tokenizer, self.date)
+        return metrics | evaluated(model, self.settings.evaluate, self.tokenizer, self.date, worker.yield_hook)

@@ -55,6 +55,7 @@ class PretrainingRequest(TrainingRequest):
         start: checkpoint of a smaller model to grow from; None: the training before, or random weights.
         start_layout: its layout, if its header names none.
         only: which of the default stages are wanted, where the settings name none; None: both.
+        alongside: text of all pre-trainings of a recipe, in order; what one holds out, the others do not train on.
     """
 
     kind: ClassVar[str] = "pretrain"
@@ -65,6 +66,12 @@ class PretrainingRequest(TrainingRequest):
     start: Path | None = None
     start_layout: Layout | None = None
     only: Part | None = None
+    alongside: tuple[Path, ...] = ()
+
+    @property
+    def texts(self) -> tuple[Path, ...]:
+        """The files and folders of all stages."""
+        return (*self.corpus, *(Path(path) for stage in self.settings.stages or () for path in stage.corpus))
 
     def plan(self, member: MemberToTrain, log: Log) -> Pretraining:
         layout, continues = member.layout, bool(member.before) and self.start is None
@@ -73,7 +80,7 @@ class PretrainingRequest(TrainingRequest):
         for reason in reasons:
             log(f"{reason.what}: {reason.value} ({reason.reason})")
         vocabulary = vocabulary_of(member.tokenizer, layout, fim=recipe.fim is not None)
-        stages = _tokenised(recipe, self.corpus, vocabulary)
+        stages = _tokenised(recipe, self.corpus, vocabulary, self.alongside)
         if self.teacher is not None:
             _check_teacher(self.teacher, layout, recipe)
         return Pretraining.of(
@@ -306,15 +313,20 @@ def _packed(recipe: Recipe, number: int, sources: Sequence[Tokens]) -> Packed:
     return Packed(stage.name, sources, stage.length, recipe.sequences(stage), recipe.seed * 1000 + number)
 
 
-def _tokenised(recipe: Recipe, corpus: Sequence[Path], vocabulary: Vocabulary) -> list[list[Tokens]]:
+def _tokenised(
+    recipe: Recipe, corpus: Sequence[Path], vocabulary: Vocabulary, alongside: Sequence[Path]
+) -> list[list[Tokens]]:
     """Returns the sources of every stage. All paths are split together: no stage trains on held-out text of another."""
     paths = [[Path(path) for path in stage.corpus] or list(corpus) for stage in recipe.stages]
     by_place: dict[Path, Path] = {}
-    for path in (path for stage in paths for path in stage):
+    for path in (*alongside, *(path for stage in paths for path in stage)):
         by_place.setdefault(path.resolve(), path)  # stages may name one folder in two ways
     sources = zip(by_place, read_sources(list(by_place.values()), recipe.held_out), strict=True)
+    trained = {path.resolve() for stage in paths for path in stage}
     tokens = {
-        path: tokenise(source, vocabulary, recipe.fim, recipe.seed, recipe.eval_bytes) for path, source in sources
+        path: tokenise(source, vocabulary, recipe.fim, recipe.seed, recipe.eval_bytes)
+        for path, source in sources
+        if path in trained
     }
     stages = [[tokens[path.resolve()] for path in stage] for stage in paths]
     for number, stage_tokens in enumerate(stages):

@@ -13,11 +13,12 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from nas.core.errors import InvalidInput
 from nas.core.family import BuildDecision
 from nas.core.layout import Layout
+from nas.core.strict import StrictKeys
 from nas.model.text.documents import HELD_OUT
 from nas.search.spaces.problems import read_model
 
@@ -36,11 +37,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Shape = Literal["linear", "cosine", "exponential", "sqrt"]
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+Betas = tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
 
 
-class Schedule(_Config):
+class Schedule(StrictKeys):
     """Learning rate over a stage; see `wsdc`. `constant` makes WSD a WSDC."""
 
     peak: float = Field(1.0, gt=0, description="highest rate, as a factor on `lr`")
@@ -69,7 +69,7 @@ class Schedule(_Config):
         )
 
 
-class StageConfig(_Config):
+class StageConfig(StrictKeys):
     """A stage of the pre-training: sequences of one length."""
 
     name: str = Field(min_length=1)
@@ -81,14 +81,14 @@ class StageConfig(_Config):
     )
 
 
-class Fim(_Config):
+class Fim(StrictKeys):
     """Fill-in-the-middle on documents whose file name ends in one of `suffixes`."""
 
     share: Share = Field(0.5, description="of those documents")
     suffixes: tuple[str, ...] = (".c", ".cc", ".cpp", ".go", ".h", ".java", ".js", ".py", ".rs", ".sh", ".sql", ".ts")
 
 
-class Distillation(_Config):
+class Distillation(StrictKeys):
     """Teacher's term of the loss. The report gives `k`, but neither weight nor temperature."""
 
     weight: float = Field(0.5, gt=0, le=1, description="of L_DTK; 1 - weight is that of cross-entropy")
@@ -96,9 +96,9 @@ class Distillation(_Config):
     k: int = Field(32, ge=1)
 
 
-class _Common(_Config):
+class _Common(StrictKeys):
     weight_decay: float = Field(0.1, ge=0, description="on matrices")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    betas: Betas = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     clip: float = Field(1.0, gt=0, description="largest gradient norm")
     balance_rate: float = Field(1e-3, ge=0, description="step of the experts' bias: DeepSeek-V3's")

@@ -58,7 +58,7 @@ def _with_reserved(tokenizer: Tokenizer, vocab: int) -> Tokenizer:
 
 
 def _texts(corpus: Sequence[Path]) -> Iterator[str]:
-    """Yields pieces of the documents of a corpus; of the default corpus without what it holds out."""
+    """Yields pieces of the documents of a corpus, all of them; of the default corpus without what it holds out."""
     if corpus:
         sources = read_sources(corpus, held_out=0.0)
         texts = (document.train for source in sources for document in source.documents)

@@ -164,9 +164,14 @@ def read_judgements(folder: Path, split: str) -> Judgements:
 def data_hashes(path: Path) -> list[str]:
     """Returns the SHA-256 of the files that `read_examples` or `read_documents` may read."""
     names = (CORPUS, QUERIES, SCORES, "qrels/train.tsv")
-    return [
-        sha256_of(file) for file in ([path / name for name in names] if path.is_dir() else [path]) if file.is_file()
-    ]
+    files = [_stored(path / name) for name in names] if path.is_dir() else [path]
+    return [sha256_of(file) for file in files if file.is_file()]
+
+
+def _stored(path: Path) -> Path:
+    """Returns the path, or that of its compressed form where it alone is there."""
+    packed = path.with_name(f"{path.name}.gz")
+    return packed if packed.exists() and not path.exists() else path
 
 
 def _by_id(path: Path) -> dict[str, str]:
@@ -184,10 +189,9 @@ def _placed(path: Path, kind: type[_AnyLine]) -> list[tuple[str, _AnyLine]]:
     Raises:
         InvalidInput: it cannot be read, or one line for each of the first problems.
     """
-    packed = path.with_name(f"{path.name}.gz")
     lines: list[tuple[str, _AnyLine]] = []
     problems: list[str] = []
-    for place, record in placed_records(packed if not path.exists() and packed.exists() else path):
+    for place, record in placed_records(_stored(path)):
         try:
             if isinstance(record, ValueError):
                 raise record
@@ -206,7 +210,7 @@ def _placed(path: Path, kind: type[_AnyLine]) -> list[tuple[str, _AnyLine]]:
 
 def _examples_of(folder: Path) -> list[Example]:
     documents = read_documents(folder)
-    if not (folder / SCORES).exists():
+    if not _stored(folder / SCORES).exists():
         judged = read_judgements(folder, "train")
         pairs = [(query, document) for query, answers in judged.relevance.items() for document in answers]
         if absent := next((document for _, document in pairs if document not in documents), None):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -240,13 +240,11 @@ class Index:
         return best
 
 
-def search(folder: Path, queries: Sequence[str], most: int, model: Path | None = None) -> list[list[Hit]]:
-    """Returns the best documents of an index for each query.
+def open_index(folder: Path, model: Path | None = None) -> Callable[[Sequence[str], int], list[list[Hit]]]:
+    """Returns the function that searches an index: of queries and a number, the best documents for each query.
 
     Args:
         folder: of the index.
-        queries: texts.
-        most: documents of a query.
         model: the model's folder or file, where it was moved; None: where it was.
 
     Raises:
@@ -256,4 +254,5 @@ def search(folder: Path, queries: Sequence[str], most: int, model: Path | None =
     place = Path(index.record.model) if model is None else model
     if _model_hash(place) != index.record.model_sha256:
         raise InvalidInput("is not the model that made the index", where=str(place))
-    return index.search(open_encoder(place).queries(queries), most)
+    encoder = open_encoder(place)
+    return lambda queries, most: index.search(encoder.queries(queries), most)

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from nas.core.canonical import content_hash
 from nas.core.durable import locked, write_durably
@@ -33,9 +32,9 @@ from nas.train.posttrain.reward_model import SequenceClassifier, folder_sha256
 from nas.train.posttrain.start import StartModel, start_model
 from nas.train.release.shards import read_json
 from nas.train.retrieval.data import Example, data_hashes, read_examples
-from nas.train.retrieval.index import search
+from nas.train.retrieval.index import open_index
 
-SCORES_VERSION = 1
+SCORES_VERSION = 2
 """Part of keys: increase it with every change after which the same teacher gives other scores."""
 
 _MOST_TOKENS = 512
@@ -89,8 +88,8 @@ class LanguageTeacher(Teacher):
             model = load_model(path)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = model.to(self._device)
-        tokenizer = start.tokenizer.tokenizer
-        self._tokenizer, marks = Tokenizer.from_buffer(tokenizer.content), tokenizer.marks
+        self._tokenizer, marks = start.tokenizer.tokenizer.tokenizer, start.tokenizer.tokenizer.marks
+        self._tokenizer.encode_special_tokens = True
         self._start = [] if marks is None else [marks.start]
 
     @torch.inference_mode()
@@ -198,12 +197,13 @@ def _filled(
     examples: Sequence[Example], done: int, count: int, index: Path | None, seed: int
 ) -> Iterator[tuple[Example, list[str]]]:
     """Yields each example from number `done` on, with its documents and others up to `count`, each once."""
+    search = None if index is None else open_index(index)
     for first in range(done, len(examples), _INDEXED_AT_ONCE):
         batch = examples[first : first + _INDEXED_AT_ONCE]
-        if index is None:
+        if search is None:
             more = [_others(examples, number, count, seed) for number in range(first, first + len(batch))]
         else:
-            hits = search(index, [example.query for example in batch], count)
+            hits = search([example.query for example in batch], count)
             more = [[hit.text for hit in best] for best in hits]
         for example, texts in zip(batch, more, strict=True):
             yield example, list(dict.fromkeys([*example.documents, *texts]))[: max(count, len(example.documents))]

@@ -21,12 +21,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nas.core.canonical import content_hash, sha256_of
+from nas.core.canonical import content_hash, in_share, sha256_of
 from nas.core.errors import InvalidInput
+from nas.core.strict import StrictKeys
 from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, training_precision
 from nas.model.nn.maxsim import maxsim
 from nas.model.nn.optimisers import Optimiser
@@ -34,7 +35,7 @@ from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.start import StartModel, start_model
 from nas.train.posttrain.trained_folder import FolderRecord, described, trained_once
 from nas.train.pretrain.member_training import CHECKPOINT, START
-from nas.train.pretrain.recipe import Schedule
+from nas.train.pretrain.recipe import Betas, Schedule
 from nas.train.release.shards import SINGLE
 from nas.train.retrieval.data import Example, data_hashes, read_examples
 from nas.train.retrieval.release import (
@@ -64,10 +65,8 @@ _TOKENS_AT_ONCE = (8192, 65536)
 _MOST_HELD_OUT = 500
 
 
-class RetrievalSettings(BaseModel):
+class RetrievalSettings(StrictKeys):
     """Settings of a training; defaults are the LFM2 report's (7.2) but for the batch, which is 128 there."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     epochs: float = Field(1, gt=0)
     batch: int = Field(32, ge=1, description="queries per step")
@@ -80,7 +79,7 @@ class RetrievalSettings(BaseModel):
     warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps")
     final: float = Field(1 / 300, ge=0, le=1, description="last rate as a share of `lr`, after a cosine decay")
     weight_decay: float = Field(0.01, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Betas = (0.9, 0.999)
     clip: float = Field(1.0, gt=0)
     width: int = Field(WIDTH, ge=1, le=4096, description="of token vectors")
     query_length: int = Field(LENGTHS[0], ge=4, description="tokens")
@@ -338,4 +337,4 @@ def _scaled(scores: Tensor, compared: Tensor) -> Tensor:
 
 
 def _is_held_out(example: Example, share: float) -> bool:
-    return int(content_hash(example.query)[:8], 16) < share * 2**32
+    return in_share(content_hash(example.query), share)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nas.core.block import Block, Caches
+from nas.core.block import Block, Caches, Scalar
 from nas.core.errors import InvalidInput
 from nas.core.layout import MAX_DEPTH, MAX_WIDTH, Layer, Layout, Params
 from nas.core.units import parse_count, show_count
@@ -126,11 +126,17 @@ def parse_sizes(text: str) -> tuple[Size, ...]:
 
 
 class Experts(NamedTuple):
-    """The mixture of a stack: experts per layer, experts per token, and leading dense layers."""
+    """The mixture of a stack: experts per layer, experts per token, leading dense layers, and further arguments."""
 
     number: int
     top_k: int
     leading: int
+    more: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def used(self) -> int:
+        """Experts that one token passes, shared ones included."""
+        return self.top_k + int(dict(self.more).get("shared", 0))
 
 
 PUBLISHED_EXPERTS = Experts(32, 4, 2)
@@ -217,7 +223,7 @@ def active_width(ffn: Block | None) -> int:
     """Returns the hidden width that one token uses."""
     if ffn is None:
         return 0
-    return ffn.int("width") * (ffn.int("top_k") if is_sparse(ffn) else 1)
+    return ffn.int("width") * (_experts_of(ffn, 0).used if is_sparse(ffn) else 1)
 
 
 def is_sparse(ffn: Block | None) -> bool:
@@ -230,8 +236,13 @@ def moe_of(parent: Layout) -> Experts | None:
     for index in range(parent.depth):
         ffn = parent.own(index).ffn
         if ffn is not None and is_sparse(ffn):
-            return Experts(ffn.int("experts"), ffn.int("top_k"), index)
+            return _experts_of(ffn, index)
     return None
+
+
+def _experts_of(ffn: Block, leading: int) -> Experts:
+    more = tuple((name, value) for name, value in ffn.given if name not in ("experts", "top_k", "width"))
+    return Experts(ffn.int("experts"), ffn.int("top_k"), leading, more)
 
 
 def entangled(parent: Layout) -> bool:
@@ -442,7 +453,7 @@ class ScaledStack:
             ffn = self.scaled.parent.layers[i].ffn
             assert ffn is not None
             return (DENSE if is_sparse(ffn) else ffn.kind), self.scaled.ffns[i]
-        return (DENSE, float(self.experts.top_k)) if depth < self.experts.leading else ("moe", 1.0)
+        return (DENSE, float(self.experts.used)) if depth < self.experts.leading else ("moe", 1.0)
 
     def _ffn(self, depth: int, i: int, ffn: float, step: int) -> Block:
         kind, share = self._slot(depth, i)
@@ -473,7 +484,7 @@ def _ffn_block(kind: str, experts: Experts | None, width: int) -> Block:
     if kind != "moe":
         return Block.of(kind, width=width)
     assert experts is not None, "only mixtures have experts"
-    return Block.of(kind, experts=experts.number, top_k=experts.top_k, width=width)
+    return Block.of(kind, experts=experts.number, top_k=experts.top_k, width=width, **dict(experts.more))
 
 
 def _rounded(width: float, step: int) -> int:
@@ -543,17 +554,17 @@ def _experts(experts: Experts, size: Size, depth: int) -> list[Experts | None]:
     """Returns a mixture and variants of its numbers of experts; None alone for a dense size."""
     if size.active is None:
         return [None]
-    count, top_k, leading = experts
-    leading = min(leading, max(0, depth - 1))
+    count, top_k = experts.number, experts.top_k
+    leading = min(experts.leading, max(0, depth - 1))
     tried = [(count, top_k), (count * 2, top_k), (count // 2, top_k), (count // 4, top_k), (count // 2, top_k // 2)]
-    return [Experts(e, k, leading) for e, k in tried if 1 <= k < e <= _MAX_EXPERTS]
+    return [Experts(e, k, leading, experts.more) for e, k in tried if 1 <= k < e <= _MAX_EXPERTS]
 
 
 def _fitted(stack: ScaledStack, size: Size) -> _Shape:
     """Returns the shape whose feed-forward width is nearest to the size's weights, within the bounds of the ratio."""
-    top_k = stack.experts.top_k if stack.experts else 1
+    used = stack.experts.used if stack.experts else 1
     d_model = stack.scaled.width
-    low, high = (bound * stack.scaled.ffn_ratio * d_model / top_k for bound in FFN_RATIO)
+    low, high = (bound * stack.scaled.ffn_ratio * d_model / used for bound in FFN_RATIO)
     ideal = min(max(stack.fitted(size.total), low), high)
     coarse = {_rounded(ideal + side, STEP) for side in (-STEP / 2, STEP / 2)} if ideal > 3 * STEP else set()
     widths = [(float(ffn), STEP, stack.params(ffn, STEP)) for ffn in sorted(coarse) if low <= ffn <= high]
@@ -561,7 +572,7 @@ def _fitted(stack: ScaledStack, size: Size) -> _Shape:
     ffn, step, params = min(
         admitted or [(ideal, _BLOCK, stack.params(ideal, _BLOCK))], key=lambda width: _off(size, width[2])
     )
-    return _Shape(stack, ffn, step, params, _deviation(stack, size, params, _rounded(ffn, step) * top_k / d_model))
+    return _Shape(stack, ffn, step, params, _deviation(stack, size, params, _rounded(ffn, step) * used / d_model))
 
 
 def _deviation(stack: ScaledStack, size: Size, params: Params, ratio: float) -> float:

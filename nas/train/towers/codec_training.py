@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from nas.core.canonical import content_hash, sha256_of
+from nas.core.canonical import content_hash, in_share, sha256_of
 from nas.core.errors import InvalidInput
 from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit
 from nas.train.posttrain.sft import TrainingSettings
@@ -272,7 +272,7 @@ def _split(files: list[MediaFile], share: float) -> tuple[list[MediaFile], list[
     """Returns files to train on, and those that are held out, by their hashes."""
     parts: tuple[list[MediaFile], list[MediaFile]] = ([], [])
     for file in files:
-        parts[int(file.sha256[:8], 16) < share * 2**32].append(file)
+        parts[in_share(file.sha256, share)].append(file)
     if not parts[0]:
         raise InvalidInput("all files are held out", where="held_out")
     return parts

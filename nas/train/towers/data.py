@@ -132,6 +132,8 @@ def _with_markers(message: Any, paths: list[str], modality: Modality) -> Any:
 
 def _marked(messages: Any, marker: str, files: int) -> Any:
     """Returns messages with markers in front of the user's first one, for files that nothing stands for."""
+    if not isinstance(messages, list):
+        return messages
     users = [message for message in messages if isinstance(message, dict) and message.get("role") == "user"]
     if files and users and not any(marker in str(message.get("content")) for message in users):
         users[0]["content"] = marker * files + str(users[0].get("content") or "")

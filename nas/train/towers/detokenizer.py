@@ -14,11 +14,12 @@ from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
+from nas.core.strict import StrictKeys
 from nas.model.nn.model import Model, ModelState
 from nas.model.nn.primitives import Linear, draw_weights
 
@@ -31,10 +32,8 @@ _LOUDEST = 4.6
 _LEAST_ENVELOPE = 1e-8
 
 
-class Codebooks(BaseModel):
+class Codebooks(StrictKeys):
     """Codes of a frame of 80 ms; defaults are those of Mimi in LFM2-Audio."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     codebooks: int = Field(8, ge=1, le=32)
     entries: int = Field(2048, ge=2, le=65536, description="of each codebook")

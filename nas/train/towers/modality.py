@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
+from nas.core.strict import StrictKeys
 from nas.train.towers.model import Tower
 
 AnySettings = TypeVar("AnySettings", bound=BaseModel)
@@ -51,10 +52,8 @@ class MediaFile(NamedTuple):
     size: tuple[int, ...]
 
 
-class Processor(BaseModel, ABC):
+class Processor(StrictKeys, ABC):
     """How files become inputs of a tower."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @staticmethod
     @abstractmethod
@@ -119,10 +118,8 @@ class Processor(BaseModel, ABC):
         return 0.0
 
 
-class Shape(BaseModel, ABC):
+class Shape(StrictKeys, ABC):
     """Shape of an encoder and its connector; names are those of transformers' configurations."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     projector_hidden_size: int = Field(2048, ge=1, le=65536)
     projector_bias: bool = True

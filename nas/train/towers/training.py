@@ -27,7 +27,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nas.core.canonical import content_hash, sha256_of
+from nas.core.canonical import content_hash, in_share, sha256_of
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.task import IGNORE
 from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, training_precision
@@ -249,7 +249,8 @@ class _Start(NamedTuple):
             hashes, described = text.hashes, text.described
             processor = checked(modality.processor, shape.processor(), "tower")
         speech = None if codec is None else _Speech.of(codec, mimi, settings, place)
-        inputs = [hashes, encoders, tokenizer.describe(), *([] if speech is None else [speech.hashes])]
+        shapes = [processor.model_dump(mode="json"), (shape if place is None else place.shape).model_dump(mode="json")]
+        inputs = [hashes, encoders, tokenizer.describe(), shapes, *([] if speech is None else [speech.hashes])]
         chat = ChatTokenizer(tokenizer, name)
         return cls(
             described, inputs, place, text, encoder, shape, chat, settings.processor(processor), tokenizer, speech
@@ -409,7 +410,7 @@ def _split(
     """Returns examples to train on, and those that are held out, by the hash of what `identity` returns."""
     parts: tuple[list[_Example], list[_Example]] = ([], [])
     for source, example in examples:
-        parts[int(content_hash(identity(source))[:8], 16) < share * 2**32].append(example)
+        parts[in_share(content_hash(identity(source)), share)].append(example)
     return parts[0], parts[1][:_MOST_HELD_OUT]
 
 

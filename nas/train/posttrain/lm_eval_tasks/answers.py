@@ -36,6 +36,7 @@ _LINE_START = re.compile(r"[\s>-]*(?:([A-J])[.)/:](?!\s*Let's think)|\(?([A-J])\
 _EMPHASIS = re.compile(r"\*\*|__|`")
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
 _LEADING_NUMBER = re.compile(r"(\\?\$?-?[\d,]*\.?\d+\$?),?\s+(?!and\b|or\b)[a-z]{2,}.*", re.IGNORECASE)
+_DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?")
 _FRACTION = re.compile(r"(-?)\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}|(-?[\d.]+)/(-?[\d.]+)")
 _SHORT_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
 _WITHOUT_MEANING = re.compile(r"\\left|\\right|\\[!,;: ]|\^\{?\\circ\}?|\\?%|\\?\$|\\[()\[\]]|\s|[.,]$")
@@ -129,10 +130,7 @@ def letter(text: str, letters: str = LETTERS) -> str:
     """Returns the chosen letter; empty: none was found."""
     text = _EMPHASIS.sub("", text)
     inside = _plain(boxed(text) or "").strip("()")
-    if inside in letters:
-        if inside:
-            return inside
-    elif inside[:1] in letters and inside[1:2] in (".", ")", ":"):
+    if inside[:1] and inside[0] in letters and inside[1:2] in ("", ".", ")", ":"):
         return inside[0]
     for line in reversed(text.strip().splitlines()[-_LAST_LINES:]):
         if (match := _LINE_START.match(line)) and (letter := match[1] or match[2]) in letters:
@@ -212,6 +210,6 @@ def _value(text: str) -> Fraction | None:
             sign, top, bottom, above, below = match.groups()
             value = Fraction(top or above) / Fraction(bottom or below)
             return -value if sign else value
-        return Fraction(text)
+        return Fraction(text) if _DECIMAL.fullmatch(text) else None
     except (ValueError, ZeroDivisionError):
         return None
