@@ -68,33 +68,50 @@ LONGEST = (
     "test_tools_for_tests",
     "test_benchmark_adapt_bits",
     # Those of tests/integration.
-    "test_release_stock",
-    "test_study_search",
     "test_llama_cpp_patched",
-    "test_study_two_runtimes",
     "test_llama_cpp_gate",
-    "test_devices_adb",
-    "test_devices_ssh",
+    "test_compute_cluster",
     "test_add_your_phone",
     "test_study_kill",
-    "test_compare_whole",
-    "test_compute_cluster",
-    "test_adapt_ray",
-    "test_pretrain_ray",
-    "test_farm_faults",
-    "test_benchmarks",
-    "test_executorch_whole",
+    "test_study_search",
+    "test_release_stock",
+    "test_llama_cpp_arm",
+    "test_executorch_arm",
     "test_executorch_gate",
+    "test_devices_ssh",
+    "test_devices_adb",
+    "test_farm_faults",
+    "test_command_fuzz",
+    "test_executorch_whole",
+    "test_store_processes",
+    "test_benchmarks",
+    "test_quantise",
+    "test_compare_whole",
+    "test_retrieval_gguf",
     "test_api_submitted",
     "test_api_serve",
-    "test_farm_devices",
-    "test_scaling_measured",
-    "test_study_trouble",
-    "test_llama_cpp_tools",
+    "test_tutorial_model_file",
+    "test_gguf_upstream",
+    "test_retrieval_kill",
+    "test_study_library",
+    "test_compute_local_ray",
+    "test_packaging",
+    "test_devices_login_shells",
     "test_llama_cpp_stock",
-    "test_executorch_arm",
+    "test_llama_cpp_runner",
+    "test_posttrain_files",
 )
 """Files that take longest. They begin first, so that no process is left with one of them when the others are done."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def idle_machine() -> Iterator[None]:
+    """Lets no launch watch for two seconds what else runs here; tests/unit/test_cli_preflight.py has the function."""
+    from nas.cli.preflight import Load
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nas.cli.preflight.load", lambda: Load(0.1, 2, ()))
+        yield
 
 
 @pytest.hookimpl(trylast=True)

@@ -92,7 +92,8 @@ def command(
     gguf: Annotated[list[str], typer.Option("--gguf", help="Quantisations of the GGUF files.")] = ["q4_0", "f16"],  # noqa: B006
     pte: Annotated[bool, typer.Option("--pte", help="Also write a .pte for ExecuTorch.")] = False,
     front: Annotated[
-        int, typer.Option("--front", min=0, max=32, help="Further children of the front to heal, for a curve.")
+        int,
+        typer.Option("--front", min=0, max=32, help="Number of further children of the front to heal, for a curve."),
     ] = 0,
     write_space: Annotated[
         Path | None,
@@ -133,7 +134,7 @@ def command(
     from nas.train.adapt.space import write_space as write
 
     if price_per_hour is not None and not dry_run:
-        raise InvalidInput("is for --dry-run", where="--price-per-hour")
+        raise InvalidInput("applies only with --dry-run", where="--price-per-hour")
     sources = {name: context.get_parameter_source(name) for name in AdaptRequest.model_fields}
     explicit = {name: context.params[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
     request = read_request(config, explicit)

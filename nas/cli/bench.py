@@ -76,13 +76,13 @@ def command(
         int | None,
         typer.Option("--images", help="Images in front of the prompt. Default: 1 where a tower reads them."),
     ] = None,
-    image_height: Annotated[int, typer.Option("--image-height", help="Of each image, in pixels.")] = 512,
-    image_width: Annotated[int, typer.Option("--image-width", help="Of each image, in pixels.")] = 512,
+    image_height: Annotated[int, typer.Option("--image-height", help="Height of each image in pixels.")] = 512,
+    image_width: Annotated[int, typer.Option("--image-width", help="Width of each image in pixels.")] = 512,
     sounds: Annotated[
         int | None,
         typer.Option("--sounds", help="Sounds in front of the prompt. Default: 1 where a tower reads them."),
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="Of each sound.")] = 8.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="Length of each sound in seconds.")] = 8.0,
     mmproj: Annotated[
         Path | None,
         typer.Option("--mmproj", help="File of the tower beside a model FILE.", exists=True, dir_okay=False),

@@ -80,7 +80,7 @@ def command(
     with ExitStack() as stack:
         opening = ""
         if image_tokens is not None and not image:
-            raise InvalidInput("is for --image", where="--image-tokens")
+            raise InvalidInput("applies only with --image", where="--image-tokens")
         if image and speak:
             raise InvalidInput("no model reads images and speaks: give one of --image and --speak", where="--speak")
         if image and audio:

@@ -26,7 +26,7 @@ from nas.cli.options import (
 from nas.cli.output import JsonFlag, Output, Row, print_json, print_rows, print_table
 from nas.cli.progress import shown
 from nas.core.durable import scratch_folder
-from nas.core.errors import InvalidInput, NasError
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.limit import Limit
 from nas.core.progress import Progress
 from nas.core.units import show_figure
@@ -149,6 +149,7 @@ def command(
         ]
         benches = [bench for bench in every if bench.subject not in unread]
         bits: dict[Path, Bits] = {}
+        failed: InfrastructureFailed | None = None
         try:
             for options, report in zip(benches, bench_each(benches, log) if benches else (), strict=True):
                 candidate = _candidate(options, report, limits)
@@ -160,11 +161,15 @@ def command(
                 log(Progress("measured", measured, len(benches)))
                 if not isinstance(report, NasError):
                     device_id = report["device"]["id"]
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, InfrastructureFailed) as error:
             if not measured:
                 raise
-            log(f"stopped: {measured} of {len(benches)} are measured, and below")
+            failed = error if isinstance(error, InfrastructureFailed) else None
+            why = "" if failed is None else f": {failed}"
+            log(f"stopped{why}: {measured} of {len(benches)} are measured, and below")
     _show(candidates, limits, device_id, output=output, json=json, scored=bool(texts), by_type=types is not None)
+    if failed is not None:
+        raise failed
     if measured < len(benches):
         raise typer.Exit(INTERRUPTED)
 

@@ -102,7 +102,7 @@ def run_checks(database: str | None) -> Iterator[Finding]:
             yield from check()
         except Exception as error:
             problem = str(error) if isinstance(error, (NasError, OSError)) else f"{type(error).__name__}: {error}"
-            yield Finding(name, "failure", problem, "see the message")
+            yield Finding(name, "failure", problem, "run 'nas --debug doctor' and report what it prints")
 
 
 def _checks(database: str | None) -> Iterator[tuple[str, Callable[[], Iterable[Finding]]]]:
@@ -220,9 +220,8 @@ def _database(url: str | None) -> Finding:
             return Finding("database", "warning", f"{shown}: {kind} does not lock SQLite files reliably", fix)
         return Finding("database", "ok", shown)
     except NasError as error:
-        return Finding(
-            "database", "failure", str(error), "see the message; `nas db upgrade` upgrades an older database"
-        )
+        fix = "an older one: run 'nas db upgrade'; a damaged one: restore a backup, or name another with --db"
+        return Finding("database", "failure", str(error), fix)
 
 
 def _file_system(path: Path) -> str:

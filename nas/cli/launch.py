@@ -24,7 +24,7 @@ from nas.cli.remote import ServerOption, open_server
 from nas.cli.space import installed_here, plan_fields
 from nas.cli.study_view import print_agreement, print_front, say_result
 from nas.core import paths
-from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+from nas.core.errors import InvalidInput, NasError
 from nas.core.space import SearchSpace
 from nas.core.trial import TERMINAL
 from nas.infra.store import studies
@@ -47,7 +47,7 @@ app = command_app()
 def command(
     space: Annotated[
         str | None,
-        typer.Option("--space", help="Packaged space name or YAML file. Default with --resume: that of the study."),
+        typer.Option("--space", help="Packaged space name or YAML file. Optional with --resume, except with --server."),
     ] = None,
     study: Annotated[str | None, typer.Option("--study", help="Study name. Default: space name and time.")] = None,
     trials: Annotated[
@@ -86,11 +86,12 @@ def command(
     coordinator and followed; Ctrl-C then leaves it running.
     """
     if resume and study is None:
-        raise InvalidInput("--resume requires the name of the study", where="--study")
+        raise InvalidInput("required with --resume; 'nas study list' lists studies", where="--study")
     if train_gpus is not None and ray_address is None:
         raise InvalidInput("requires --ray-address", where="--train-gpus")
     if space is None and (study is None or not resume or server is not None):
-        raise InvalidInput("name a packaged space or a YAML file", where="--space")
+        problem = "required, except to resume a study of this machine; 'nas space list' lists packaged spaces"
+        raise InvalidInput(problem, where="--space")
     name = space or ""
     # A coordinator checks what is submitted to it; a resumed study continues with the settings that it began with.
     checks = None
@@ -126,7 +127,7 @@ def command(
         _show_plan(options, json, name, server)
         return
     if missing:
-        raise InfrastructureFailed("\n".join(missing))
+        raise InvalidInput("\n".join(missing))
     if sys.stdin.isatty() and not (yes or resume or json):
         _show_plan(options, json)
         typer.confirm("Start?", default=True, abort=True, err=True)

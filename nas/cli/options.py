@@ -35,7 +35,10 @@ QuantisationOption = Annotated[
     str | None,
     typer.Option("--quantisation", "-q", help="Quantisation. Default: the runtime's first.", show_default=False),
 ]
-DeviceOption = Annotated[str, typer.Option("--device", "-d", help="Device id or tag; local: this machine.")]
+DeviceOption = Annotated[
+    str,
+    typer.Option("--device", "-d", help="Device id, unique start of an id, or tag:NAME; local: this machine."),
+]
 ThreadsOption = Annotated[int, typer.Option("--threads", "-t", min=1, help="Number of compute threads.")]
 ThreadCountsOption = Annotated[
     str, typer.Option("--threads", "-t", metavar="N,...", help="Numbers of compute threads.")
@@ -76,7 +79,7 @@ DateOption = Annotated[
         "--date",
         metavar="YYYY-MM-DD",
         parser=_date_of,
-        help="Today, for chat templates that name the date.",
+        help="Date that chat templates show as today.",
         show_default="2025-01-01",
     ),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from getpass import getuser
@@ -101,7 +102,11 @@ class _Local:
 
     def reserve(self, id: str, request: Json) -> Json:
         checked = _checked(id, self._fleet.ReserveRequest, request)
-        return self._fleet.reserve_device(self._store, id, checked, getuser()).model_dump(mode="json")
+        try:
+            user = getuser()
+        except (KeyError, OSError):  # a container's user without an entry in /etc/passwd
+            user = f"uid {os.getuid()}"
+        return self._fleet.reserve_device(self._store, id, checked, user).model_dump(mode="json")
 
     def retire(self, id: str) -> Json:
         return self._fleet.retire_device(self._store, id).model_dump(mode="json")

@@ -57,7 +57,7 @@ class Format(StrEnum):
 
 @app.command("list")
 def list_studies(
-    text: Annotated[str, typer.Option("--text", help="Only studies whose name has this in it.")] = "",
+    text: Annotated[str, typer.Option("--text", help="Only studies whose name contains this text.")] = "",
     space: Annotated[str, typer.Option("--space", help="Only studies of this space.")] = "",
     state: Annotated[str, typer.Option("--state", help="Only studies in this state, such as running.")] = "",
     server: ServerOption = None,
@@ -98,7 +98,7 @@ def front(
         Path | None,
         typer.Option("--picture", metavar="FOLDER", help="Also write front.png and front.svg to this folder."),
     ] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="With the 95 % interval of each objective.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Also show the 95 % interval of each objective.")] = False,
     server: ServerOption = None,
     db: DatabaseOption = None,
     json: JsonFlag = False,
@@ -370,9 +370,11 @@ def export(
 def _pipette(study: str, form_factor: str | None, server: str | None, db: str | None) -> bytes:
     if server is not None:
         raise InvalidInput("pipette reads the database: run it where that is, without --server", where="--format")
+    if form_factor is None:
+        raise InvalidInput(f"required with --format pipette: {', '.join(FORM_FACTORS)}", where="--form-factor")
     kind = next((name for name in FORM_FACTORS if name == form_factor), None)
     if kind is None:
-        raise UnknownName("form factor", form_factor or "", FORM_FACTORS, where="--form-factor")
+        raise UnknownName("form factor", form_factor, FORM_FACTORS, where="--form-factor")
     with open_store(db) as store:
         return results_bytes(store, read_study(store, study), kind, version("hilnas"))
 

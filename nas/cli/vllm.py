@@ -107,7 +107,7 @@ def command(
         raise InvalidInput(f"numbers from 1 to {_MOST}", where="--batch")
     is_url = subject.startswith(("http://", "https://"))
     if model is not None and not is_url:
-        raise InvalidInput("only of a server that runs", where="--model")
+        raise InvalidInput("applies only if the argument is the URL of a running server", where="--model")
     usual_s = _REPLY_S if is_url else _START_S
     load = Load(prompt, gen, batches, reps, vocab or _VOCABULARY, deadline, usual_s if ready is None else ready)
     with shown("waiting for the server") as log, _endpoint(subject, load, program, vocab) as (endpoint, load):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -36,4 +37,12 @@ def short_reference_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for runtime in (ExecuTorch, LlamaCpp):
             patch.setattr(runtime, "reference_workload", lambda self: Workload(prompt=64, gen=32))
+        yield
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Lets commands of this process use one core: threads of llama.cpp spin while they wait, and tests share cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda pid: {0})
         yield

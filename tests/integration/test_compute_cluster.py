@@ -48,7 +48,13 @@ def cluster(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             monkeypatch.setenv(name, value)
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 << 20}
+    head = {
+        "num_cpus": 1,
+        "include_dashboard": False,
+        "object_store_memory": 100 << 20,
+        # Workers that have loaded torch stay, as on our own Ray, and a node that is gone is noticed sooner.
+        "_system_config": {"idle_worker_killing_time_threshold_ms": 60_000, "health_check_period_ms": 500},
+    }
     cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster
     cluster.shutdown()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from device_lab import sshd
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
-from nas.measure.devices.transports.shell import ShellTransport
+from nas.measure.devices.transports.shell import RemoteShell, ShellTransport
 from nas.measure.devices.transports.ssh import SshAddress, SshWire, host_key, pin
 from nas.testing.transport_contract import device_hash, run
 
@@ -78,8 +79,9 @@ def test_a_login_shell(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", WITHOUT_COMMANDS)
-def test_a_login_without_commands(option: str, tmp_path: Path) -> None:
+def test_a_login_without_commands(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named in one line, soon."""
+    monkeypatch.setitem(cast(Any, RemoteShell.must).__kwdefaults__, "timeout_s", 5.0)
     keys = tmp_path / "keys"
     with sshd(tmp_path / "device", keys, options=option) as machine:
         address = SshAddress("root", machine.address, machine.port)

@@ -136,9 +136,9 @@ def test_more_keys_of_ssh_agent_than_the_machine_tries(
     empty.mkdir()
     for number in range(8):
         new_key(others / f"key{number}")
-    monkeypatch.setenv("HOME", str(tmp_path))
     with contextlib.ExitStack() as stack:
         machine = stack.enter_context(sshd(tmp_path / "device", keys, options="MaxAuthTries 2"))
+        monkeypatch.setenv("HOME", str(tmp_path))  # after it: the image of the machine is in this user's cache
         add = stack.enter_context(ssh_agent(tmp_path / "agent"))
         pin(address(machine), host_key(address(machine)), empty)
         wire = stack.enter_context(contextlib.closing(SshWire(address(machine), empty)))

@@ -94,8 +94,11 @@ WRITTEN = (
     *("falcon_h1-normed", "qwen3.5", "smollm3", "granite-hybrid"),
 )
 """Types whose files are compared with those of the converter."""
-READ = ("arcee", "exaone4", "granite-moe", "llama-scaled", "lfm2-moe", "olmo3", "phi3", "qwen2")
-"""Types whose file of upstream is read by default: one of each that llama.cpp orders or joins in a way of its own."""
+READ = ("arcee", "exaone4", "granite-moe", "lfm2-moe", "olmo3", "phi3", "qwen2")
+"""Types whose file of upstream is read by default: one of each that llama.cpp orders or joins in a way of its own.
+
+`llama-scaled` is another one, but its file is compared tensor by tensor below.
+"""
 COMPARED = ("llama-scaled", "lfm2", "phi3-partial", "falcon_h1", "qwen3.5")
 """Types whose files are compared by default; these are read, too."""
 TEXT = "The year 2024: größer — don't! \t\n  def f(x):\r\n\n    return x<|im_end|>"

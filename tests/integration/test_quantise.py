@@ -28,6 +28,8 @@ from nas.train.adapt.made_types import MadeTypes, trim
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LAYOUTS = {
     "llama": "d96 v640 ffn=swiglu:256 [A3/1(qk_norm=0)*2]",
     "lfm2moe": "d256 v640 untied ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3]",

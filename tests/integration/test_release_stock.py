@@ -31,6 +31,8 @@ from nas.train.release.huggingface import LazyTensors, open_weights
 from nas.train.release.options import FileOptions
 
 VOCAB, TOKENS = 640, 24
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = [1, 300, 41, 77, 512, 90, 300, 41]
 LAYOUTS = {
     "Lfm2ForCausalLM": f"d256 v{VOCAB} ffn=swiglu:512 [C3*2 A4/2 C3]",

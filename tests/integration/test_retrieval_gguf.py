@@ -21,6 +21,8 @@ from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.train.retrieval.gguf import open_encoder, write_gguf_retriever
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXTS = ["the cat", "", "größer " * 40, "  on the mat <|im_end|>\n\tx", "日本語"]
 LAYOUTS = {
     "lfm2": LAYOUT,

@@ -31,7 +31,7 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
 
 def test_a_killed_index_is_continued_to_the_same_index(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
-    lines = [{"id": f"d{number}", "text": text} for number, text in enumerate(texts(4000, 40))]
+    lines = [{"id": f"d{number}", "text": text} for number, text in enumerate(texts(4000 if KILLS > 1 else 1536, 40))]
     write_lines(tmp_path / "documents.jsonl", lines)
     process = start(tmp_path, "whole")
     wait_for(tmp_path / "whole" / "request.json", process)

@@ -1010,6 +1010,7 @@ def test_gc_removes_blocks_that_no_adaptation_uses(lab: Path, text: list[Tokens]
                                                    tmp_path: Path) -> None:  # fmt: skip
     monkeypatch.delenv("NAS_DB", raising=False)
     monkeypatch.setenv("NAS_HOME", str(tmp_path))
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     Store.open().close()  # gc asks the default database what is needed
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())

@@ -137,4 +137,4 @@ def test_a_study_is_written_and_read_back(tmp_path: Path) -> None:
     assert by_metric["max_host_usage"][trial.layout.architecture] == pytest.approx(figures["peak_rss"].value, rel=1e-5)
     store.close()
     answer = nas("study", "export", "study", "-f", "pipette", "-o", str(tmp_path / "x.parquet"), "--db", url)
-    assert answer.code == 3 and "laptop, phone" in answer.err
+    assert answer.code == 3 and "required with --format pipette: phone, tablet, laptop" in answer.err

@@ -116,7 +116,8 @@ def test_a_long_folder_of_temporary_files_is_refused(monkeypatch: pytest.MonkeyP
     paths.require_short_sockets()
 
 
-def test_a_size_that_is_none_is_refused_as_such() -> None:
+def test_a_size_that_is_none_is_refused_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path))
     done = nas("gc", "--keep", "5GiB")
     assert done.code == 3 and "--keep: '5GiB' is not a size" in done.err
 

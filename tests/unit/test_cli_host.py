@@ -16,7 +16,6 @@ from cli_runner import nas
 from nas.cli import doctor
 from nas.cli.doctor import Finding, worst
 from nas.cli.lazy import extras
-from nas.cli.preflight import Load
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.published import LFM2
@@ -33,7 +32,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NAS_DB", raising=False)
     monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("nas.cli.preflight.load", lambda: Load(0.1, 2, ()))  # it watches for two seconds
     return tmp_path / "home"
 
 

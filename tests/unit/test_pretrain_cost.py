@@ -51,5 +51,5 @@ def test_a_dry_run_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     told = json.loads(nas(*command, "--dry-run", "--json", "--tokens", "1000").out)
     assert (told["tokens"], told["gpus"][0]["price"]) == (1000, None)
     assert "--dry-run" in nas(*command, "--price-per-hour", "1").err
-    assert "--corpus: is missing" in nas(*command).err
+    assert "--corpus: required" in nas(*command).err
     assert not list((tmp_path / "NAS_HOME").rglob("*.safetensors"))

@@ -70,7 +70,7 @@ def test_a_missing_build_stops_a_launch_before_its_study_exists(
     monkeypatch.setattr(type(RUNTIMES["llama.cpp"]), "runner", runner)
     db = f"sqlite:///{tmp_path / 'a.db'}"
     answer = nas("launch", "--space", "lfm2", "--study", "first", "--db", db, "--yes")
-    assert (answer.code, "no llama.cpp build" in answer.err) == (4, True), answer.err
+    assert (answer.code, "no llama.cpp build" in answer.err) == (3, True), answer.err
     assert not (tmp_path / "a.db").exists()
 
 

@@ -126,4 +126,4 @@ def test_a_study_is_resumed_without_naming_its_space(
     assert nas("launch", "--study", "study", "--resume").code == 3
     assert asked == [tiny_space()]
     refused = nas("launch", "--study", "study")
-    assert refused.code == 3 and "--space: name a packaged space" in refused.err
+    assert refused.code == 3 and "--space: required, except" in refused.err

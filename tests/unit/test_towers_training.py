@@ -234,7 +234,7 @@ def test_the_commands_train_and_answer(tmp_path: Path, monkeypatch: pytest.Monke
     cut = nas(*chat, "--image-tokens", "300", "--context", "40", stdin="Colour?\n")
     assert cut.code == 0
     assert "no file none.png" in nas("chat", "out", "--image", "none.png", stdin="a\n").err
-    assert "is for --image" in nas("chat", "out", "--image-tokens", "8", stdin="a\n").err
+    assert "applies only with --image" in nas("chat", "out", "--image-tokens", "8", stdin="a\n").err
     assert "no model of images and text" in nas("chat", "colours", "--image", "colours/0.png", stdin="a\n").err
 
 

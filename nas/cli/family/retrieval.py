@@ -197,9 +197,9 @@ def search(
     json: JsonFlag = False,
 ) -> None:
     """Search an index: all documents are scored exactly, and the best are shown."""
-    from nas.train.retrieval.index import search as search_index
+    from nas.train.retrieval.index import open_index
 
-    (hits,) = search_index(folder, [query], top, model)
+    (hits,) = open_index(folder, model)([query], top)
     if json:
         print_json({"query": query, "hits": [hit._asdict() for hit in hits]})
         return

@@ -94,12 +94,12 @@ def train(
         settings = settings.model_copy(update={"tokens": tokens})
     folder, _, member = find_member(name, size)
     if price_per_hour is not None and not dry_run:
-        raise InvalidInput("is for --dry-run", where="--price-per-hour")
+        raise InvalidInput("applies only with --dry-run", where="--price-per-hour")
     if dry_run:
         _print_cost(Layout.parse(member.layout), settings, price_per_hour, json)
         return
     if not corpus:
-        raise InvalidInput("is missing: only --dry-run needs no text", where="--corpus")
+        raise InvalidInput("required, except with --dry-run", where="--corpus")
     request = PretrainingRequest(
         corpus=tuple(corpus),
         settings=settings,
