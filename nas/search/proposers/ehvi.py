@@ -187,8 +187,8 @@ class EhviSearch(BaseProposer):
                 ranked = [layout.id for _, layout in sorted(self.log.parents(), key=lambda parent: parent[0])]
                 best = 2 * _MOST_ROWS // 3
                 rest = ranked[best :: max(1, -(-(len(ranked) - best) // (_MOST_ROWS - best)))]
-                known = {*ranked[:best], *rest}
-                observations = [seen for seen in observations if seen.layout.id in known]
+                ids = {*ranked[:best], *rest}
+                observations = [seen for seen in observations if seen.layout.id in ids]
             self._fitted = stage, self._fit(observations, self._hyperparameters(), self.log.underway())
         return self._fitted[1]
 
