@@ -94,9 +94,9 @@ def test_processes_alternate_where_one_cannot_hold_both_models(subject: Subject,
 
 def test_a_pair_that_the_memory_cannot_hold_is_no_fault_of_the_candidate(subject: Subject) -> None:
     killed = KILLED.model_copy(update={"conditions": KILLED.conditions.model_copy(update={"oom_kills": 1})})
-    taken, jobs = measured(subject, answer(killed), answer(CALM, CALM))
+    measurement, jobs = measured(subject, answer(killed), answer(CALM, CALM))
     assert [list(round_.candidate.inputs) for _, _, round_ in jobs.asked] == [["model", "reference"], ["model"]]
-    assert taken.figures["ttft"].n == 2
+    assert measurement.figures["ttft"].n == 2
     with pytest.raises(CandidateFailed) as failure:
         measured(subject, answer(killed), answer(killed), answer(killed))
     assert failure.value.reason == "out_of_memory"

@@ -313,8 +313,8 @@ class LeaseMonitor:
                     self.notifier.wake(jobs.with_work(self._store, waited_for))
             except NasError as error:
                 log.warning("the job table cannot be read: %s", error)
-            except Exception:
-                log.exception("the job table cannot be read")  # the thread has to go on: no other takes leases back
+            except (OSError, ValueError):  # a row that another version wrote; no other thread takes leases back
+                log.exception("the job table cannot be read")
             seen = self.notifier.wait(seen, _POLL_S)
 
 

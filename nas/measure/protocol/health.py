@@ -132,8 +132,8 @@ class HealthKeeper:
                 self.step()
             except NasError as error:
                 log.warning("devices cannot be checked now: %s", error)
-            except Exception:
-                log.exception("devices cannot be checked now")  # the thread has to go on
+            except (OSError, ValueError):  # a row that another version wrote
+                log.exception("devices cannot be checked now")
 
     def step(self) -> None:
         """Advances the checks that are due by one step, the longest waiting first.

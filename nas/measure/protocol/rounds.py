@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from nas.core.device import Device
@@ -121,7 +120,8 @@ async def measure(
         faults += [fault for _, fault in judged if fault]
         if plans.reference is None and any(map(_ran_out_of_memory, result.pairs, [fault for _, fault in judged])):
             # Two models at once may be too much for a device on which the candidate fits alone.
-            plans, faults = Round(candidate=_alone(subject, protocol), reference=reference.plan, repetitions=1), []
+            alone = _alone(subject, protocol.deadline_s)
+            plans, faults = Round(candidate=alone, reference=reference.plan, repetitions=1), []
         reference.note(jobs_table.job_id(key, number), reference_runs(result.pairs, reps))
         if len(faults) >= _FAULTS_TO_FAIL:
             reason = Counter(fault.reason for fault in faults).most_common(1)[0][0]
@@ -139,19 +139,20 @@ def _ran_out_of_memory(pair: Pair, fault: CandidateFailed | None) -> bool:
     return bool(pair.candidate.conditions.oom_kills) or (fault is not None and fault.reason == "out_of_memory")
 
 
-def _alone(subject: Subject, protocol: MeasurementSettings) -> Plan:
-    return subject.runtime.plan(subject.artifact, subject.runner, subject.workload, protocol.deadline_s)
+def _alone(subject: Subject, deadline_s: float) -> Plan:
+    return subject.runtime.plan(subject.artifact, subject.runner, subject.workload, deadline_s)
 
 
 def _plans(subject: Subject, reference: Reference, deadline_s: float) -> Round:
     """Returns one repetition."""
     artifact, runner, device = subject.artifact, subject.runner, subject.device
-    plan_of = partial(subject.runtime.plan, artifact, runner, subject.workload)
-    alone = plan_of(deadline_s)
+    alone = _alone(subject, deadline_s)
     room = artifact.bytes + reference.model.size <= _MEMORY_SHARE * 1e6 * device.memory_mb
     if f"--{REFERENCE}" not in runner.options or not room:
         return Round(candidate=alone, reference=reference.plan, repetitions=1)
-    both = plan_of(deadline_s + reference.plan.deadline_s, reference=reference.model)
+    both = subject.runtime.plan(
+        artifact, runner, subject.workload, deadline_s + reference.plan.deadline_s, reference=reference.model
+    )
     return Round(candidate=both, alone=alone if device.energy_counter else None, repetitions=1)
 
 
