@@ -8,9 +8,10 @@ The first two say how long they take; stopped or killed, they continue with the 
 searches as they are now.
 
 The LFM2 report (arXiv:2511.23404, section 2) found that the others add nothing. Two spaces are searched with equal
-trials and seeds, in one database, so that both have the same figures of the references: `all`, the base with each of
-its families of mixers, and `plain`, the same with convolutions and grouped-query attention alone. Neither has anchors:
-those are layouts of the space, and qualities of two spaces would be of two scales.
+trials, in one database, so that both have the same figures of the references: `all`, the base with each of its families
+of mixers, and `plain`, the same with convolutions and grouped-query attention alone. Neither has anchors: those are
+layouts of the space, and qualities of two spaces would be of two scales. No two searches have the same seed: those of
+one seed would draw alike, and would not be independent.
 
 V of a search is the hypervolume of its complete layouts with quality on fresh seeds, from one corner for all searches.
 With several searches of each space the plain one loses
@@ -23,6 +24,15 @@ something, one of 5 % or less that they add nothing at this resolution; what is 
 four searches of each space that differ by 1.5 % (standard deviation) show a true loss of 5 % in 96 % of cases, those
 that differ by 5 % in 27 %, and one of 20 % always; of searches that differ by 5 %, equal spaces are called equal in 8 %
 of cases, and different in 3 %. So "undecided" is likely unless the loss is large.
+
+The report also has what shows whether this answer depends on a choice; none of it decides. Corners are moved in
+quality. V after half of the trials and after all is of the quality that the search itself knew, as only layouts near
+the last front have fresh seeds. And two searches together, where one of `all` need not find what a plain one has, lose
+
+    1 - exp(mean log V(plain i + plain k) - mean log V(plain i + all j)).
+
+Pairs share searches, so this interval is the jackknife's over searches, with one degree of freedom less than either
+space has searches. The report says, too, how many layouts a model proposed; the others are crossover and mutation.
 
 The loss is that after equal trials: `plain` is a part of `all`, so a search without end could not lose by the larger
 space, but one of 40 trials may. Qualities are those of proxies of 64 channels after 65,000 tokens, recall is read from
@@ -42,6 +52,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
 from statistics import fmean
@@ -58,7 +69,7 @@ from benchmarks.quality.truth import recorded as trainings
 from benchmarks.quality.truth import train_missing
 from benchmarks.search.recorded import Recorded, Row, load, recorded, worst_point, write
 from benchmarks.study.campaign import Campaign
-from benchmarks.study.figures import complete
+from benchmarks.study.figures import complete, points, proposed, volume
 from benchmarks.study.terms import OURS, Terms
 from nas.cli.options import INTERRUPTED
 from nas.core.block import Block
@@ -67,7 +78,7 @@ from nas.core.durable import write_durably
 from nas.core.errors import CandidateFailed, InvalidInput, NasError
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
-from nas.core.pareto import contributions, front_mask, hypervolume
+from nas.core.pareto import contributions, front_mask
 from nas.core.quality_config import QualityConfig
 from nas.core.stats import Z95, t_critical
 from nas.infra.store.rows import StudyState
@@ -78,6 +89,7 @@ from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.quality import QualityScale, Scores, fix_scale, paired_spread
 from nas.search.spaces import load_space, space_text
 from nas.search.study.check import support_filter
+from nas.search.study.events import expectations
 
 RECORDED = Path(__file__).parent / "recorded/mixers.json.gz"
 BASE = Path(__file__).with_suffix(".yaml")
@@ -88,8 +100,14 @@ ABLATED = "ablated"
 """Side of the study that measures layouts and their ablations."""
 QUALITIES = ("quality", "recall")
 LOSS = 0.01
+_SURE = 0.95
+"""Chance at which a loss of `LOSS` or more is shown; what is left at which it is ruled out."""
 CORNERS = {"reference point": 0.0, "quality 0.04 nearer": -0.04, "quality 0.06 farther": 0.06}
 """How far the corner of hypervolumes is moved: its quality is attention's less three deviations of a prior."""
+_APART = 1000
+"""From the seeds of `all` to those of `plain`."""
+_FEWEST_OF_PAIRS = 3
+"""Searches of each space, of which the jackknife leaves out one."""
 _FURTHER = 100
 """From the seeds of fronts to those of ablations."""
 _UNTRAINED = 64
@@ -179,17 +197,29 @@ def campaign(folder: Path, name: str, content: Mapping[str, Any] | None = None, 
 
 
 def collected(campaigns: Mapping[str, Campaign], planned: Sequence[Terms]) -> list[Recorded]:
-    """Returns the studies as far as they are, each with its `side`, layouts of `fresh` quality and `devices`."""
+    """Returns the studies as far as they are.
+
+    To what tables keep, each adds its `side`; `devices`; `references`, name -> objective -> value in its own unit;
+    `modelled`, the number of layouts that were proposed with a model; layouts of `fresh` quality; and `searched`,
+    layout -> quality of the top rung by the seeds of the search, negative as in objectives.
+    """
     studies = []
     for terms in planned:
-        more = {"side": terms.side, "trials": terms.trials}
-        if (found := campaigns[terms.side].report(terms)) is None:
+        more: dict[str, Any] = {"side": terms.side, "trials": terms.trials}
+        if (whole := campaigns[terms.side].report(terms)) is None:
             studies.append(more | {"study": terms.study, "seed": terms.seed, "state": "not begun", "told": []})
-        else:
-            more["fresh"] = sorted(row["layout"] for row in found["ranking"] if row["rescored"])
-            with campaigns[terms.side].store() as store:
-                more["devices"] = sorted(device.id for device in read_study(store, terms.study).log.devices)
-            studies.append(recorded(found, engine=OURS, **more))
+            continue
+        with campaigns[terms.side].store() as store:
+            record = read_study(store, terms.study)
+        top, trials = record.space.quality.rungs[-1].name, record.records.values()
+        more |= {
+            "devices": sorted({device.id for device in record.log.devices}),
+            "references": {row["name"]: row["objectives"] for row in whole["references"]},
+            "modelled": sum(forecast.gain is not None for forecast in expectations(record.log.notes).values()),
+            "fresh": sorted(row["layout"] for row in whole["ranking"] if row["rescored"]),
+            "searched": {trial.layout.format(): -trial.rungs[top].value for trial in trials if top in trial.rungs},
+        }
+        studies.append(recorded(whole, engine=OURS, **more))
     return studies
 
 
@@ -198,12 +228,20 @@ def planned(studies: Iterable[Recorded]) -> list[Terms]:
     return [Terms(OURS, study["seed"], study["trials"], study["side"]) for study in studies if study["side"] in SIDES]
 
 
+def terms_of(seeds: Iterable[int], trials: int) -> list[Terms]:
+    """Returns a search of each space for each of `seeds`; they take turns in going first, as machines drift."""
+    return [
+        Terms(OURS, seed + _APART * (side == "plain"), trials, side)
+        for turn, seed in enumerate(seeds)
+        for side in (SIDES, SIDES[::-1])[turn % 2]
+    ]
+
+
 def run(folder: Path, base: str, seeds: Sequence[int], trials: int, path: Path = RECORDED) -> None:
-    """Searches both spaces with each seed; records the studies as far as they are whenever one has ended."""
+    """Searches both spaces once for each seed; records the studies as far as they are whenever one has ended."""
     content = yaml.safe_load(space_text(base))
     campaigns = {side: campaign(folder, side, space(content, side)) for side in SIDES}
-    # Each side goes first for every other seed, so that what drifts with time is in both.
-    all_terms = [Terms(OURS, seed, trials, side) for seed in seeds for side in (SIDES, SIDES[::-1])[seed % 2]]
+    all_terms = terms_of(seeds, trials)
     for side, searches in campaigns.items():
         searches.tell([terms for terms in all_terms if terms.side == side])
     others = [study for study in load(path) if study["side"] not in SIDES] if path.is_file() else []
@@ -273,38 +311,55 @@ def front(searches: Sequence[Recorded]) -> list[str]:
     rows = {row["layout"]: row for study in searches for row in fresh(study)}
     if not rows:
         return []
-    points, layouts = _points(rows.values(), corner), list(rows)
-    inside = np.flatnonzero(front_mask(points))
-    adds = contributions(points[inside], np.array([*corner.values()]))
+    at, layouts = np.array(points(rows.values(), corner)), list(rows)
+    inside = np.flatnonzero(front_mask(at))
+    adds = contributions(at[inside], [*corner.values()])
     return [layouts[place] for place in inside[np.argsort(-np.array(adds), kind="stable")]]
 
 
-def _points(rows: Iterable[Row], corner: Mapping[str, float]) -> NDArray[np.float64]:
-    return np.array([[row["objectives"][name] for name in corner] for row in rows])
+def searched(study: Recorded, trials: int) -> list[Row]:
+    """Returns the complete layouts among the first `trials` proposals, with the quality that the search itself knew."""
+    qualities = study.get("searched", {})
+    return [
+        {**row, "objectives": {**row["objectives"], "quality": qualities[row["layout"]]}}
+        for row in complete({"told": proposed(study)[:trials]})
+        if row["layout"] in qualities
+    ]
 
 
-def volumes(searches: Sequence[Recorded], shift: float = 0.0) -> dict[str, list[float]]:
+def volumes(searches: Sequence[Recorded], shift: float = 0.0, trials: int | None = None) -> dict[str, list[float]]:
     """Returns side -> the hypervolume of each search, from one corner.
 
     Args:
         searches: that have ended.
         shift: of the corner's quality, which is negative as all that is better when greater.
+        trials: of so many proposals alone, with the quality that the search knew; None: of all, on fresh seeds.
 
     Raises:
         InvalidInput: the searches are of several devices, or one has no layout inside of the corner.
     """
+    corner = _corner(searches, shift)
+    sides: dict[str, list[float]] = {side: [] for side in SIDES}
+    for study in searches:
+        inside = volume(fresh(study) if trials is None else searched(study, trials), corner)
+        if not inside:
+            raise InvalidInput(f"{study['study']}: no layout is better than the corner of hypervolumes in everything")
+        sides[study["side"]].append(inside)
+    return sides
+
+
+def _corner(searches: Sequence[Recorded], shift: float = 0.0) -> dict[str, float]:
     if len(devices := {*chain.from_iterable(study.get("devices", ()) for study in searches)}) > 1:
         raise InvalidInput(f"studies of several devices cannot be compared: {', '.join(sorted(devices))}")
     corner = worst_point(searches)
-    corner["quality"] += shift
-    sides: dict[str, list[float]] = {side: [] for side in SIDES}
-    for study in searches:
-        rows = fresh(study)
-        volume = hypervolume(_points(rows, corner), np.array([*corner.values()])) if rows else 0.0
-        if not volume:
-            raise InvalidInput(f"{study['study']}: no layout is better than the corner of hypervolumes in everything")
-        sides[study["side"]].append(volume)
-    return sides
+    return {**corner, "quality": corner["quality"] + shift}
+
+
+def pairs(searches: Sequence[Recorded]) -> NDArray[np.float64]:
+    """Returns [S, S] the hypervolume of two searches together on fresh seeds, those of `plain` first."""
+    corner = _corner(searches)
+    rows = [fresh(study) for side in ("plain", "all") for study in searches if study["side"] == side]
+    return np.array([[volume([*one, *other], corner) for other in rows] for one in rows])
 
 
 class Loss(NamedTuple):
@@ -316,32 +371,72 @@ class Loss(NamedTuple):
         high: the other end.
         chance: that it is `LOSS` or more, by Student's distribution: the posterior where the mean difference and the
             logarithm of the standard deviation have flat priors.
+        deals: the share of all ways to deal the searches of both sides to two that lose as much as these, or more.
     """
 
     value: float
     low: float
     high: float
     chance: float
+    deals: float
 
     @staticmethod
     def of(sides: Mapping[str, Sequence[float]]) -> Loss:
         """Returns the loss of the hypervolumes of both sides' searches, two or more of each."""
         plain, every = (np.log(sides[side]) for side in ("plain", "all"))
-        dof = len(plain) + len(every) - 2
+        dof, pooled = len(plain) + len(every) - 2, np.concatenate([plain, every])
         variance = (plain.var() * len(plain) + every.var() * len(every)) / dof
-        difference = float(plain.mean() - every.mean())
         error = math.sqrt(variance * (1 / len(plain) + 1 / len(every)))
-        half = t_critical(0.95, dof) * error
-        low, value, high = (-math.expm1(difference + off) for off in (half, 0.0, -half))
-        chance = float(t.cdf((math.log1p(-LOSS) - difference) / error, dof)) if error else float(value >= LOSS)
-        return Loss(value, low, high, chance)
 
+        def difference(group: Sequence[int], others: Sequence[int]) -> float:
+            return float(pooled[list(group)].mean() - pooled[list(others)].mean())
 
-def deals_as_good(sides: Mapping[str, Sequence[float]]) -> float:
-    """Returns the share of all ways to deal the searches of both sides to two that lose as much as these, or more."""
-    plain, pooled = len(sides["plain"]), np.log([*sides["plain"], *sides["all"]])
-    deals = [pooled[list(chosen)].sum() for chosen in combinations(range(len(pooled)), plain)]
-    return float(np.mean(np.array(deals) <= pooled[:plain].sum() + 1e-12))
+        return Loss._of(difference, len(plain), len(every), error, dof)
+
+    @staticmethod
+    def of_pairs(volumes: NDArray[np.float64], plain: int) -> Loss:
+        """Returns the loss of a plain search with a second plain one in place of one of `all`.
+
+        Args:
+            volumes: [S, S] as of `pairs`; the diagonal is not read.
+            plain: number of searches of that side, which come first.
+
+        Raises:
+            InvalidInput: a side has fewer than three searches, or two have no layout inside of the corner.
+        """
+        count = len(volumes)
+        if min(plain, count - plain) < _FEWEST_OF_PAIRS:
+            raise InvalidInput(f"fewer than {_FEWEST_OF_PAIRS} searches of a space")
+        if not (volumes + np.eye(count)).all():
+            raise InvalidInput("two searches have no layout that is better than the corner in everything")
+        logs = np.log(volumes + np.eye(count))
+
+        def difference(group: Sequence[int], others: Sequence[int]) -> float:
+            within = fmean(logs[one, other] for one, other in combinations(group, 2))
+            return within - float(logs[np.ix_(group, others)].mean())
+
+        sides, variance = (range(plain), range(plain, count)), 0.0
+        for side in sides:
+            without = [
+                difference(*([place for place in group if place != absent] for group in sides)) for absent in side
+            ]
+            variance += float(np.var(without)) * (len(side) - 1)
+        return Loss._of(difference, plain, count - plain, math.sqrt(variance), min(map(len, sides)) - 1)
+
+    @staticmethod
+    def _of(
+        difference: Callable[[Sequence[int], Sequence[int]], float], plain: int, every: int, error: float, dof: int
+    ) -> Loss:
+        """Returns the loss of a difference of logarithms, a function of both sides' places: first `plain`, then all."""
+        places = range(plain + every)
+        deals = [
+            difference(group, [place for place in places if place not in group])
+            for group in combinations(places, plain)
+        ]
+        ours, half = deals[0], t_critical(0.95, dof) * error
+        low, value, high = (-math.expm1(ours + off) for off in (half, 0.0, -half))
+        chance = float(t.cdf((math.log1p(-LOSS) - ours) / error, dof)) if error else float(value >= LOSS)
+        return Loss(value, low, high, chance, float(np.mean(np.array(deals) <= ours + 1e-12)))
 
 
 class Ablated:
@@ -446,42 +541,88 @@ def ended(studies: Iterable[Recorded]) -> list[Recorded]:
 
 
 def report(studies: Sequence[Recorded], trained: Iterable[Mapping[str, Any]] = ()) -> str:
-    """Returns the tables: how far the studies are, losses, the mixers on the front of all, and ablations."""
-    searches = []
-    for study in studies:
-        trials = len([row for row in study["told"] if row["origin"] != "reference"])
-        about = (study["side"], study["seed"], study["state"], f"{trials} of {study['trials']}", len(complete(study)))
-        searches.append((*about, f"{study.get('elapsed_s', 0.0) / 3600:.1f}"))
-    progress = table(("space", "seed", "state", "trials", "complete", "hours"), searches)
-    compared = ended(studies)
-    seeds = [{study["seed"] for study in compared if study["side"] == side} for side in SIDES]
-    compared = [study for study in compared if study["seed"] in set.intersection(*seeds)]
+    """Returns what is estimated, losses and the answer, how far studies are, mixers on the front, and ablations."""
+    trials = {study["trials"] for study in studies if study["side"] in SIDES}
+    marks = sorted({count for of_study in trials for count in (of_study // 2, of_study)})
+    sides = [[study for study in ended(studies) if study["side"] == side] for side in SIDES]
+    compared = [study for searches in sides for study in searches[: min(map(len, sides))]]
+    progress = _progress(studies, marks, compared)
     if len(compared) < 2 * len(SIDES):
-        return progress + "\nNo losses: fewer than two seeds have ended in both spaces.\n"
-    losses = []
-    for name, shift in CORNERS.items():
-        try:
-            sides = volumes(compared, shift)
-        except InvalidInput as error:
-            losses.append((name, str(error), "-", "-"))
-            continue
-        loss = Loss.of(sides)
-        interval = f"{loss.value:.1%} ({loss.low:.1%} to {loss.high:.1%})"
-        losses.append((name, interval, f"{loss.chance:.2f}", f"{deals_as_good(sides):.2f}"))
+        return progress + "\nNo losses: fewer than two searches have ended in both spaces.\n"
     layouts = front(compared)
     mixers = [{mixer.kind for layer in Layout.parse(text).layers for mixer in layer.mixers} for text in layouts]
     kinds = sorted(set().union(*mixers))
     shares = [(kind, f"{sum(kind in layout for layout in mixers)} of {len(mixers)}") for kind in kinds]
     parts = [
+        f"Estimated: what share of its hypervolume V a search of {max(trials)} trials by {OURS} loses where mixers are"
+        f" {' and '.join(PLAIN)} alone: 1 less the ratio of the geometric means of V over {len(compared) // 2} searches"
+        " of either space. Quality is that of small proxies.\n",
+        _losses(compared, marks),
+        _references(compared),
         progress,
-        table(
-            ("corner", "loss of hypervolume (95 %)", f"chance of {LOSS:.0%} or more", "deals that lose as much"), losses
-        ),
         table(("mixer", "layouts on the front of all"), shares),
     ]
     if (rows := list(trained)) and (measured := [study for study in studies if study["side"] == ABLATED]):
         parts.append(Ablated(studies, rows).tables(measured[0]["whole"]))
     return "\n".join(parts)
+
+
+def _progress(studies: Sequence[Recorded], marks: Sequence[int], compared: Sequence[Recorded]) -> str:
+    """Returns a row for each study: how far it is, and its hypervolumes where it is compared."""
+    corner, rows = worst_point(compared) if compared else {}, []
+    for study in studies:
+        sets = [*(searched(study, mark) for mark in marks), fresh(study)]
+        volumes = [f"{volume(layouts, corner):.4g}" if study in compared else "-" for layouts in sets]
+        trials = f"{len(proposed(study))} of {study['trials']}"
+        counts = (trials, study.get("modelled", "-"), len(complete(study)))
+        hours = f"{study.get('elapsed_s', 0.0) / 3600:.1f}"
+        rows.append((study["side"], study["seed"], study["state"], *counts, *volumes, hours))
+    heads = (*(f"V after {mark}" for mark in marks), "V, fresh seeds")
+    return table(("space", "seed", "state", "trials", "by a model", "complete", *heads, "hours"), rows)
+
+
+def _losses(compared: Sequence[Recorded], marks: Sequence[int]) -> str:
+    """Returns the answer by the rule above, which the first row decides, and a row for each way to compute the loss."""
+    ways = {f"fresh seeds, corner: {name}": partial(_loss, compared, shift) for name, shift in CORNERS.items()}
+    ways |= {f"the search's seeds, first {mark} trials": partial(_loss, compared, 0.0, mark) for mark in marks}
+    ways["fresh seeds, two searches together"] = lambda: Loss.of_pairs(pairs(compared), len(compared) // 2)
+    answer, rows = "undecided", list[tuple[str, ...]]()
+    for name, compute in ways.items():
+        try:
+            loss = compute()
+        except InvalidInput as error:
+            rows.append((name, str(error), "-", "-"))
+            continue
+        if not rows and max(loss.chance, 1 - loss.chance) >= _SURE:
+            answer = f"the other mixers add {'something' if loss.chance >= _SURE else 'nothing at this resolution'}"
+        interval = f"{loss.value:.1%} ({loss.low:.1%} to {loss.high:.1%})"
+        rows.append((name, interval, f"{loss.chance:.3f}", f"{loss.deals:.3f}"))
+    head = ("V by", "loss of hypervolume (95 %)", f"chance of {LOSS:.0%} or more", "deals that lose as much")
+    return f"Answer, by the first row: {answer}.\n\n{table(head, rows)}"
+
+
+def _loss(compared: Sequence[Recorded], shift: float, trials: int | None = None) -> Loss:
+    return Loss.of(volumes(compared, shift, trials))
+
+
+def _references(compared: Sequence[Recorded]) -> str:
+    """Returns whether the references have the same figures in all searches, and those that have not."""
+    values: dict[str, list[float | None]] = {}
+    for study in compared:
+        for name, objectives in study.get("references", {}).items():
+            for objective, value in objectives.items():
+                values.setdefault(f"{objective} of {name}", []).append(value)
+    different = [
+        f"{name} ({', '.join(sorted(map(str, {*of_studies})))})"
+        for name, of_studies in values.items()
+        if len({*of_studies}) > 1 or len(of_studies) < len(compared)
+    ]
+    if different or not values:
+        return (
+            f"**The references' figures are not the same in all searches**: {'; '.join(different) or 'not recorded'}."
+            " Losses have the noise of what searches are compared with, too.\n"
+        )
+    return "The references' figures are the same in all searches.\n"
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ def figures(studies: Sequence[Recorded]) -> Json:
     Hypervolume is taken from one corner for all: the worst of the studies' own reference points.
     """
     corner = worst_point(studies)
-    union = _volume(_front_rows(studies), corner)
+    union = volume(_front_rows(studies), corner)
     return rounded(  # type: ignore[no-any-return]
         {
             "space": studies[0]["space"],
@@ -40,31 +40,32 @@ def figures(studies: Sequence[Recorded]) -> Json:
 
 def complete(study: Recorded) -> list[Row]:
     """Returns the trials that count for the front, in the order of proposals."""
-    return [row for row in _own(study) if row["status"] == "complete" and counts(row)]
+    return [row for row in proposed(study) if row["status"] == "complete" and counts(row)]
 
 
 def curve(study: Recorded, corner: Mapping[str, float], by: str) -> list[tuple[float, float]]:
     """Returns (position, hypervolume) after each trial."""
-    rows = _own(study)
+    rows = proposed(study)
     seen: list[Row] = []
     spent, points = 0.0, []
     for number, row in enumerate(rows, 1):
         spent += row["stage_seconds"].get("measure", 0.0)
         seen.append(row)
         at = {"trial": float(number), "device_s": spent}[by]
-        points.append((at, _volume((row for row in seen if row["status"] == "complete" and counts(row)), corner)))
+        points.append((at, volume((row for row in seen if row["status"] == "complete" and counts(row)), corner)))
     return points
 
 
-def _own(study: Recorded) -> list[Row]:
+def proposed(study: Recorded) -> list[Row]:
+    """Returns the trials without the references, in the order of proposals."""
     return [row for row in study["told"] if row["origin"] != "reference"]
 
 
 def _study(study: Recorded, corner: Mapping[str, float], union: float) -> Json:
-    rows, done = _own(study), complete(study)
+    rows, done = proposed(study), complete(study)
     curves = {by: curve(study, corner, by) for by in CURVES}
     by_trial = dict(curves["trial"])
-    reached = _volume(done, corner)
+    reached = volume(done, corner)
     return {
         "study": study["study"],
         "engine": study["engine"],
@@ -127,16 +128,18 @@ def _front_rows(studies: Iterable[Recorded]) -> list[Row]:
 
 def _stacks(studies: Sequence[Recorded]) -> dict[str, Stacks]:
     """Returns statistics of the layouts of the union front and of all proposals."""
-    proposed = {row["layout"] for study in studies for row in _own(study)}
-    at_random = {row["layout"] for study in studies if study["engine"] == "random" for row in _own(study)}
+    tried = {row["layout"] for study in studies for row in proposed(study)}
+    at_random = {row["layout"] for study in studies if study["engine"] == "random" for row in proposed(study)}
     front = {row["layout"] for row in _front_rows(studies)}
-    groups = {"front": front, "proposed": proposed, "random": at_random}
+    groups = {"front": front, "proposed": tried, "random": at_random}
     return {name: built_of([Layout.parse(text) for text in sorted(group)]) for name, group in groups.items() if group}
 
 
-def _points(rows: Iterable[Row], corner: Mapping[str, float]) -> list[list[float]]:
+def points(rows: Iterable[Row], corner: Mapping[str, float]) -> list[list[float]]:
+    """Returns the coordinates of trials in the order of `corner`."""
     return [[row["objectives"][name] for name in corner] for row in rows]
 
 
-def _volume(rows: Iterable[Row], corner: Mapping[str, float]) -> float:
-    return hypervolume(_points(rows, corner), [corner[name] for name in corner])
+def volume(rows: Iterable[Row], corner: Mapping[str, float]) -> float:
+    """Returns the hypervolume of trials from a corner, objective -> coordinate."""
+    return hypervolume(points(rows, corner), [corner[name] for name in corner])

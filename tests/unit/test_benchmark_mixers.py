@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
 from scipy.stats import ttest_ind
+from store_support import open_store
+from study_support import TINY, Bed, tiny_space
 
 from benchmarks.mixers import (
     ABLATED,
@@ -20,20 +26,26 @@ from benchmarks.mixers import (
     ablate,
     ablations,
     campaign,
-    deals_as_good,
+    collected,
     fresh,
     front,
     measuring,
     report,
     run,
+    searched,
     space,
+    terms_of,
     volumes,
 )
 from benchmarks.real_study import TABLE
 from benchmarks.search.recorded import Recorded, load, write
+from benchmarks.study.terms import Terms
+from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput
 from nas.core.pareto import hypervolume
+from nas.search.analysis.report import study_report
 from nas.search.spaces import parse_space, space_text
+from nas.testing.fake_runtime import FakeRuntime
 
 HYBRID = "d512 v8192 ffn=swiglu:1536 [C3 M64 A8/4(canon=4) X8]"
 
@@ -64,9 +76,9 @@ def test_losses_are_of_mean_logarithms_of_hypervolume() -> None:
     assert loss.value == pytest.approx(1 - means["plain"] / means["all"])
     expected = ttest_ind(np.log(sides["plain"]), np.log(sides["all"])).confidence_interval(0.95)
     assert (loss.low, loss.high) == pytest.approx((-math.expm1(expected.high), -math.expm1(expected.low)))
-    assert deals_as_good(sides) in (1 / 6, 2 / 6) and 0.5 < loss.chance < 1
-    same = Loss.of(equal := {"plain": [1.0, 2.0], "all": [2.0, 1.0]})
-    assert same.value == pytest.approx(0) and same.low < 0 < same.high and deals_as_good(equal) > 0.5
+    assert loss.deals in (1 / 6, 2 / 6) and 0.5 < loss.chance < 1
+    same = Loss.of({"plain": [1.0, 2.0], "all": [2.0, 1.0]})
+    assert same.value == pytest.approx(0) and same.low < 0 < same.high and same.deals > 0.5
 
 
 def test_the_corner_can_be_moved() -> None:
@@ -77,24 +89,65 @@ def test_the_corner_can_be_moved() -> None:
         volumes(studies, -9.0)
 
 
-def test_the_interval_of_a_loss_holds_the_true_one() -> None:
-    """Simulated searches of two spaces, one with layouts that are 2 % farther, with noise in three objectives."""
-    dice, corner = np.random.default_rng(0), np.full(3, 0.1)
+Layouts = NDArray[np.float64]
 
-    def searched(scale: float, noise: float) -> float:
-        directions = np.abs(dice.normal(size=(12, 3)))
-        depth = 1 - 0.3 * dice.random((12, 1)) ** 2
-        true = -scale * depth * directions / np.linalg.norm(directions, axis=1, keepdims=True)
-        return hypervolume(true + noise * dice.standard_normal(true.shape), corner)
 
-    def sides(count: int, noise: float) -> dict[str, list[float]]:
-        scales = {"plain": 1.0, "all": 1.02}
-        return {side: [searched(scale, noise) for _ in range(count)] for side, scale in scales.items()}
+def layouts_of(dice: np.random.Generator, scale: float, noise: float = 0.0) -> Layouts:
+    """[12, 3] coordinates of a simulated search of a space whose layouts reach as far as `scale`."""
+    directions = np.abs(dice.normal(size=(12, 3)))
+    depth = 1 - 0.3 * dice.random((12, 1)) ** 2
+    true = -scale * depth * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    return np.asarray(true + noise * dice.standard_normal(true.shape))
 
-    true = Loss.of(sides(1000, 0.0)).value
-    losses = [Loss.of(sides(4, 0.02)) for _ in range(200)]
-    assert 0.01 < true < 0.1
-    assert 0.9 <= fmean(loss.low <= true <= loss.high for loss in losses) <= 0.99
+
+def volume_of(*searches: Layouts) -> float:
+    return hypervolume(np.concatenate(searches), np.full(3, 0.1))
+
+
+def loss_of(plain: Sequence[Layouts], every: Sequence[Layouts]) -> Loss:
+    return Loss.of({"plain": list(map(volume_of, plain)), "all": list(map(volume_of, every))})
+
+
+def loss_of_pairs(plain: Sequence[Layouts], every: Sequence[Layouts]) -> Loss:
+    together = [[volume_of(one, other) for other in (*plain, *every)] for one in (*plain, *every)]
+    return Loss.of_pairs(np.array(together), len(plain))
+
+
+def test_the_intervals_of_losses_hold_the_true_ones() -> None:
+    """Four simulated searches of each of two spaces, one with layouts that are 2 % farther, with noise in figures."""
+    dice, scales, count = np.random.default_rng(0), (1.0, 1.02), 1000
+    alone = [fmean(math.log(volume_of(layouts_of(dice, scale))) for _ in range(count)) for scale in scales]
+    paired = [
+        fmean(math.log(volume_of(layouts_of(dice, 1.0), layouts_of(dice, scale))) for _ in range(count))
+        for scale in scales
+    ]
+    studies = [[[layouts_of(dice, scale, 0.02) for _ in range(4)] for scale in scales] for _ in range(200)]
+    losses = [loss_of(*study) for study in studies], [loss_of_pairs(*study) for study in studies[:60]]
+    for (plain, every), of_studies in zip((alone, paired), losses, strict=True):
+        true = 1 - math.exp(plain - every)
+        assert 0.01 < true < 0.1
+        assert fmean(loss.low <= true <= loss.high for loss in of_studies) >= 0.9
+        assert fmean(loss.value for loss in of_studies) == pytest.approx(true, abs=0.01)
+    assert fmean(loss.low <= 1 - math.exp(alone[0] - alone[1]) <= loss.high for loss in losses[0]) <= 0.99
+
+
+def test_what_a_second_search_adds_is_of_pairs() -> None:
+    dice = np.random.default_rng(1)
+    plain, every = ([layouts_of(dice, scale) for _ in range(3)] for scale in (1.0, 1.5))
+    loss = loss_of_pairs(plain, every)
+    within = [volume_of(plain[one], plain[other]) for one, other in ((0, 1), (0, 2), (1, 2))]
+    across = [volume_of(one, other) for one in plain for other in every]
+    assert loss.value == pytest.approx(1 - math.exp(fmean(map(math.log, within)) - fmean(map(math.log, across))))
+    assert loss.deals == 1 / 20 and loss.chance > 0.99
+    # A search of the larger space that repeats a plain one adds less than another plain search.
+    assert loss_of_pairs(plain, plain).value < 0
+    with pytest.raises(InvalidInput, match="fewer than 3 searches"):
+        loss_of_pairs(plain, every[:2])
+    # One search without a layout inside of the corner has no logarithm; with another it has.
+    nothing = np.ones((1, 3))
+    assert 0 < loss_of_pairs([nothing, *plain[1:]], every).value < 1
+    with pytest.raises(InvalidInput, match="two searches have no layout"):
+        loss_of_pairs([nothing, nothing, plain[0]], every)
 
 
 def test_layouts_count_whose_quality_is_of_fresh_seeds() -> None:
@@ -103,6 +156,51 @@ def test_layouts_count_whose_quality_is_of_fresh_seeds() -> None:
     assert [row["layout"] for row in fresh({**study, "fresh": layouts[:3]})] == layouts[:3]
     assert set(front([{**study, "fresh": layouts[:3]}])) <= {*layouts[:3]}
     assert len(fresh(study)) == len(layouts) and front([{**study, "fresh": []}]) == []
+
+
+def test_no_two_searches_have_one_seed_and_spaces_take_turns() -> None:
+    searches_to_run = terms_of([0, 1, 2], 40)
+    assert [terms.side for terms in searches_to_run] == ["all", "plain", "plain", "all", "all", "plain"]
+    assert len({terms.seed for terms in searches_to_run}) == len(searches_to_run)
+
+
+def test_hypervolume_over_trials_is_of_the_quality_that_the_search_knew() -> None:
+    (study,) = searches(["random"])
+    complete = [row for row in study["told"] if row["origin"] != "reference" and row["status"] == "complete"]
+    own = {**study, "fresh": [], "searched": {row["layout"]: row["objectives"]["quality"] - 1 for row in complete}}
+    rows = searched(own, 60)
+    assert [row["layout"] for row in rows] == [row["layout"] for row in complete]
+    assert rows[0]["objectives"]["quality"] == complete[0]["objectives"]["quality"] - 1
+    assert rows[0]["objectives"]["latency"] == complete[0]["objectives"]["latency"]
+    half = searched(own, 30)
+    assert 0 < len(half) < len(rows) and half == rows[: len(half)]
+    after = [volumes([own], trials=count)["plain"][0] for count in (30, 60)]
+    assert 0 < after[0] <= after[1]
+
+
+def test_studies_are_collected_with_what_the_report_needs(tmp_path: Path) -> None:
+    """A search by `ehvi` on simulated devices, whose front is trained again on fresh seeds."""
+    quality = {**TINY["quality"], "rescore": {"seeds": [100, 101], "p_front": 0.2}}
+    content = tiny_space(quality=quality, search={**TINY["search"], "proposer": "ehvi"})
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, content, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed.run(12)
+    whole = study_report(bed.store, "study")
+    source: Any = SimpleNamespace(report=lambda terms: whole | {"study": "study"}, store=lambda: nullcontext(bed.store))
+    terms: Any = SimpleNamespace(study="study", side="all", seed=0, trials=12)
+    (study,) = collected({"all": source}, [terms])
+    assert study["references"].keys() == {"published", "attention"}
+    assert study["references"]["published"]["quality"] == pytest.approx(1)
+    assert study["references"]["published"]["latency"] > 0 and study["devices"]
+    assert 0 < study["modelled"] < 12
+    assert study["fresh"] == sorted(row["layout"] for row in whole["ranking"] if row["rescored"])
+    complete = [row for row in study["told"] if row["status"] == "complete"]
+    assert study["searched"].keys() >= {row["layout"] for row in complete}
+    others = {row["layout"] for row in complete} - {*study["fresh"], *(row["layout"] for row in whole["references"])}
+    for row in complete:
+        if row["layout"] in others:
+            assert study["searched"][row["layout"]] == pytest.approx(row["objectives"]["quality"])
+    source.report = lambda terms: None
+    assert collected({"all": source}, [Terms("ehvi", 3, 12, "all")])[0]["state"] == "not begun"
 
 
 def test_devices_are_not_mixed() -> None:
@@ -156,7 +254,8 @@ def test_the_report_says_how_far_searches_are_that_have_not_ended(tmp_path: Path
     }
     studies: list[Recorded] = [{**going, "state": "stopped", "told": going["told"][:32]}, nothing]
     text = report(studies)
-    assert "| plain | 0 | stopped | 30 of 60 |" in text and "| all | 0 | not begun | 0 of 60 | 0 | 0.0 |" in text
+    assert "| plain | 0 | stopped | 30 of 60 |" in text
+    assert "| all | 0 | not begun | 0 of 60 | - | 0 | - | - | - | 0.0 |" in text
     assert "No losses" in text
     assert "No losses" in report([going, waiting])  # of one seed
     write([*studies, waiting], tmp_path / "table.json")
@@ -165,6 +264,39 @@ def test_the_report_says_how_far_searches_are_that_have_not_ended(tmp_path: Path
     write([{**waiting, "fresh": []}], tmp_path / "table.json")
     with pytest.raises(InvalidInput, match="nothing to ablate"):
         ablate(tmp_path, 6, 1.0, tmp_path / "table.json")
+
+
+def test_the_report_says_what_is_estimated_how_and_from_what() -> None:
+    figures = {"published": {"latency": 10.0}, "attention": {"latency": 12.5}}
+    studies: list[Recorded] = [
+        {**study, "modelled": 40 + number, "references": figures}
+        for number, study in enumerate(searches(["random"] * 3, "ehvi", "ehvi", "ehvi"))
+    ]
+    studies = [
+        {**study, "searched": {row["layout"]: row["objectives"].get("quality", 0.0) for row in study["told"]}}
+        for study in studies
+    ]
+    text = report(studies)
+    assert text.startswith("Estimated: what share of its hypervolume V a search of 60 trials by ehvi loses")
+    assert "are conv and gqa alone" in text and "over 3 searches" in text
+    assert "Answer, by the first row: the other mixers add something." in text  # equal searches have no variance
+    assert "| fresh seeds, corner: reference point | " in text and "first 30 trials | " in text
+    assert "| fresh seeds, two searches together | " in text
+    assert "figures are the same in all searches" in text
+    assert "| plain | 0 | complete | 60 of 60 | 40 |" in text and "V after 30 | V after 60 | V, fresh seeds" in text
+    assert "-" not in [cell.strip() for cell in text.split("| plain | 0 | ")[1].splitlines()[0].split("|")]
+    drifted = {**studies[0], "references": {**figures, "published": {"latency": 10.2}}}
+    text = report([drifted, *studies[1:]])
+    assert "not the same in all searches**: latency of published (10.0, 10.2)" in text
+    none = report([{**study, "references": {}} for study in studies])
+    assert "not the same in all searches**: not recorded" in none
+    # A search without a layout inside of a corner leaves the other rows.
+    first = {**studies[0], "fresh": []}
+    text = report([first, *studies[1:]])
+    assert "Answer, by the first row: undecided" in text and "no layout is better than the corner" in text
+    assert re.search(r"first 60 trials \| \d+\.\d% \(", text) and re.search(
+        r"two searches together \| \d+\.\d% \(", text
+    )
 
 
 def test_the_report_has_what_each_ablation_changes() -> None:
