@@ -583,7 +583,9 @@ def _progress(studies: Sequence[Recorded], marks: Sequence[int], compared: Seque
 
 def _losses(compared: Sequence[Recorded], marks: Sequence[int]) -> str:
     """Returns the answer by the rule above, which the first row decides, and a row for each way to compute the loss."""
-    ways = {f"fresh seeds, corner: {name}": partial(_loss, compared, shift) for name, shift in CORNERS.items()}
+    ways: dict[str, Callable[[], Loss]] = {
+        f"fresh seeds, corner: {name}": partial(_loss, compared, shift) for name, shift in CORNERS.items()
+    }
     ways |= {f"the search's seeds, first {mark} trials": partial(_loss, compared, 0.0, mark) for mark in marks}
     ways["fresh seeds, two searches together"] = lambda: Loss.of_pairs(pairs(compared), len(compared) // 2)
     answer, rows = "undecided", list[tuple[str, ...]]()
