@@ -13,14 +13,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.lines import read_lines
-from benchmarks.page import table
+from benchmarks.page import mean_and_deviation, table
 from nas.core.block import Block
 from nas.core.replacement import Slot
 from nas.model.nn.base import BlockModule
@@ -117,14 +117,11 @@ def table_of(rows: Sequence[Row]) -> str:
     for kind, (start, recipe) in itertools.product(STUDENTS, ARMS):
         group = [row for row in rows if _key(row)[:3] == (kind, start, recipe)]
         if group:
-            aligned = _spread(group, "kl_aligned") if recipe == "staged" else "-"
-            lines.append([kind, start, recipe, _spread(group, "kl_start"), aligned, _spread(group, "kl"), len(group)])
+            names = ("kl_start", "kl_aligned", "kl") if recipe == "staged" else ("kl_start", "kl")
+            spread = {name: mean_and_deviation([row[name] for row in group]) for name in names}
+            cells = (spread["kl_start"], spread.get("kl_aligned", "-"), spread["kl"])
+            lines.append([kind, start, recipe, *cells, len(group)])
     return table(["mixer", "start", "recipe", "at the start", "aligned", "at the end", "seeds"], lines)
-
-
-def _spread(rows: Sequence[Row], name: str) -> str:
-    values = [row[name] for row in rows]
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 def _key(row: Row) -> tuple[str, str, str, int]:

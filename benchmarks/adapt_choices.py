@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -28,7 +28,7 @@ from scipy.stats import kendalltau
 
 from benchmarks.adapt_real import request_of
 from benchmarks.adapt_smart import sensitivities, smart_layers
-from benchmarks.page import table
+from benchmarks.page import mean_and_deviation, table
 from benchmarks.runs import say
 from nas.core.durable import write_durably
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Alternative, Slot, block_name, block_of, parsed
@@ -92,10 +92,10 @@ def table_of(report: Mapping[str, Any]) -> str:
     for row in report["rows"]:
         groups.setdefault(row["name"].partition("#")[0], []).append(row)
     names = ("divergence_before", "divergence", "recall_divergence")
-    lines = [
-        [name, len(rows), f"{fmean(row['predicted'] for row in rows):.2f}", *(_spread(rows, key) for key in names)]
-        for name, rows in sorted(groups.items(), key=lambda item: fmean(row["divergence"] for row in item[1]))
-    ]
+    lines = []
+    for name, rows in sorted(groups.items(), key=lambda item: fmean(row["divergence"] for row in item[1])):
+        spreads = [mean_and_deviation([row[key] for row in rows]) for key in names]
+        lines.append([name, len(rows), f"{fmean(row['predicted'] for row in rows):.2f}", *spreads])
     head = ["chosen by", "children", "predicted ms a token", "divergence before healing", "after", "of recall, after"]
     return table(head, lines)
 
@@ -114,11 +114,6 @@ def tau_of(report: Mapping[str, Any]) -> str:
         "Kendall's tau of the sums of scores with the divergence after healing, that of recall included as in the sums,"
         f" is {tau:.2f} ({low:.2f} to {high:.2f}) over {len(rows)} different children."
     )
-
-
-def _spread(rows: Sequence[Mapping[str, Any]], key: str) -> str:
-    values = [row[key] for row in rows]
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 def _choices(adaptation: Adaptation, path: Path) -> dict[str, dict[str, Any]]:

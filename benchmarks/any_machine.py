@@ -37,7 +37,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.page import fill
+from benchmarks import page
+from benchmarks.runs import say
+from nas.core.durable import write_durably
 from nas.search.analysis.agreement import rank_correlation
 
 Json = dict[str, Any]
@@ -61,6 +63,10 @@ FEASIBLE = ("complete", "stopped")
 NAS = (str(Path(sys.executable).parent / "nas"),)
 
 _DEADLINE_S = 7200.0
+_HEAD = (
+    "study, beside", "run", "s", "first figure, s", "exit", "front", "hypervolume (95 %)", "other processes, cores",
+    "layouts in common", "feasible alike", "front in common", "rank correlation",
+)  # fmt: skip
 _LOOP = (sys.executable, "-c", "while True: pass")
 
 
@@ -76,10 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "run":
         run_missing(options.folder, options.runs, options.only, options.archives)
-    text = table(read_results(options.folder))
-    print(text)
-    if options.page:
-        fill(options.page, "any machine", text + "\n")
+    page.write_part(options.page, "any machine", table(read_results(options.folder)))
 
 
 def run_missing(folder: Path, runs: int, only: Sequence[str] | None, archives: Path | None = None) -> None:
@@ -91,13 +94,11 @@ def run_missing(folder: Path, runs: int, only: Sequence[str] | None, archives: P
             unwanted = only is not None and f"{study}-{condition}" not in only
             if path.exists() or unwanted or (study != "demo" and number > 0):
                 continue
-            print(f"{path.name}: running", file=sys.stderr, flush=True)
+            say(f"{path.name}: running")
             archive = None if archives is None else archives.resolve() / f"{path.stem}.jsonl.gz"
             launched = launch(STUDIES[study], condition, archive=archive)
             result = {"study": study, "condition": condition, "run": number} | launched
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(result, indent=1) + "\n")
-            part.replace(path)
+            write_durably(path, (json.dumps(result, indent=1) + "\n").encode())
 
 
 def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS, archive: Path | None = None) -> Json:
@@ -251,11 +252,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def table(results: Sequence[Json]) -> str:
     """Returns the table in Markdown."""
-    lines = [
-        "| study, beside | run | s | first figure, s | exit | front | hypervolume (95 %) | other processes, cores "
-        "| layouts in common | feasible alike | front in common | rank correlation |",
-        "| --- " * 12 + "|",
-    ]
+    lines = []
     for result in results:
         idle = [
             other
@@ -265,28 +262,24 @@ def table(results: Sequence[Json]) -> str:
         agreed = agreement(result, idle)
         low, high = result.get("hypervolume_ci95") or (None, None)
         noise = result.get("noise") or {}
-        cells = [
-            f"{result['study']}, {result['condition']}",
-            result["run"],
-            f"{result['seconds']:.0f}",
-            _number(result["first_figure_s"], ".0f"),
-            result["exit_code"],
-            len(result.get("front", ())),
-            f"{_number(result.get('hypervolume'))} ({_number(low)} to {_number(high)})",
-            _number(noise.get("foreign_cpu"), ".1f"),
-            *(
-                [
-                    f"{agreed.layouts:.0f}",
-                    _number(agreed.feasible, ".0%"),
-                    _number(agreed.front, ".0%"),
-                    ", ".join(f"{name} {rho:.2f}" for name, rho in agreed.correlation.items()),
-                ]
-                if agreed
-                else [""] * 4
-            ),
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        alike = [""] * 4
+        if agreed:
+            alike = [f"{agreed.layouts:.0f}", _number(agreed.feasible, ".0%"), _number(agreed.front, ".0%")]
+            alike.append(", ".join(f"{name} {rho:.2f}" for name, rho in agreed.correlation.items()))
+        lines.append(
+            [
+                f"{result['study']}, {result['condition']}",
+                result["run"],
+                f"{result['seconds']:.0f}",
+                _number(result["first_figure_s"], ".0f"),
+                result["exit_code"],
+                len(result.get("front", ())),
+                f"{_number(result.get('hypervolume'))} ({_number(low)} to {_number(high)})",
+                _number(noise.get("foreign_cpu"), ".1f"),
+                *alike,
+            ]
+        )
+    return page.table(_HEAD, lines)
 
 
 def _number(value: float | None, form: str = ".4g") -> str:

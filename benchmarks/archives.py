@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.page import fill, markdown
+from benchmarks.page import markdown, write_part
 from benchmarks.quality.studies import scratch_store
 from nas.infra.store.store import Store
 from nas.search.analysis.archive import import_study, recorded_studies
@@ -128,12 +128,10 @@ def tables() -> dict[str, str]:
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="also write the tables there, between their marks")
+    parser.add_argument("--page", type=Path, help="whose parts the tables are; left out: printed")
     options = parser.parse_args()
     for name, text in tables().items():
-        print(text)
-        if options.page:
-            fill(options.page, name, text)
+        write_part(options.page, name, text)
 
 
 if __name__ == "__main__":

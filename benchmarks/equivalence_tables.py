@@ -1,13 +1,16 @@
-"""Shared parts of the benchmarks of equivalence gates: layouts, and the table of planted faults."""
+"""Shared parts of the benchmarks of equivalence gates: layouts, arguments, and the table of planted faults."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from page import table
 
 from nas.core.published import LFM2
+from nas.measure.runtimes.toolchain import host_target
 from nas.testing.planted_faults import EVERY_KIND
 
 Row = dict[str, Any]
@@ -38,6 +41,17 @@ MIXED = {
     "all kinds": EVERY_KIND.format(),
 }
 FULL = {"LFM2-350M": LFM2["LFM2-350M"]}
+
+
+def arguments(doc: str | None) -> argparse.Namespace:
+    """Returns `page`, `targets` and the `full` layouts of the command line of a gate's benchmark."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the tables")
+    parser.add_argument("--small", action="store_const", dest="full", const={}, default=FULL, help="without LFM2-350M")
+    parser.add_argument("--target", action="append", dest="targets", help="default: this machine and arm64")
+    options = parser.parse_args()
+    options.targets = options.targets or list(dict.fromkeys((host_target(), "aarch64-linux")))
+    return options
 
 
 def fault_table(rows: Sequence[Row]) -> str:

@@ -11,7 +11,6 @@ by emulation (qemu-user), so the full-size layout takes a while there. `--page` 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -20,32 +19,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from equivalence_tables import ALONE, FULL, MIXED, Row, fault_table, passed
+from equivalence_tables import ALONE, MIXED, Row, arguments, fault_table, passed
 from page import fill
 from runs import digits, say
 
 from nas.core.layout import Layout
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
-from nas.measure.runtimes.toolchain import host_target
 from nas.testing.executorch_gate import gate
 from nas.testing.planted_faults import PLANTS
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--page", type=Path, help="Markdown page that gets the tables")
-    parser.add_argument("--small", action="store_true", help="without LFM2-350M")
-    parser.add_argument("--target", action="append", help="default: this machine and arm64")
-    options = parser.parse_args()
+    options = arguments(__doc__)
     torch.set_num_threads(1)
-    targets = options.target or list(dict.fromkeys((host_target(), "aarch64-linux")))
-    layouts = ALONE | MIXED | ({} if options.small else FULL)
-    builds = {target: EXECUTORCH.build(target, log=say) for target in targets}
+    layouts = ALONE | MIXED | options.full
+    builds = {target: EXECUTORCH.build(target, log=say) for target in options.targets}
     report: dict[str, Any] = {
         "command": "python benchmarks/executorch_equivalence.py",
-        "layouts": [row for target in targets for row in _layouts(builds[target], layouts)],
-        "faults": [row for target in targets for row in _faults(builds[target])],
+        "layouts": [row for build in builds.values() for row in _layouts(build, layouts)],
+        "faults": [row for build in builds.values() for row in _faults(build)],
     }
     report["passed"] = all(row["as_it_should"] for part in ("layouts", "faults") for row in report[part])
     print(json.dumps(report, indent=1))

@@ -27,6 +27,7 @@ from runs import DEADLINE_S, Files, say
 
 from nas.core import paths
 from nas.core.clock import SystemClock
+from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.plan import Plan, Round
@@ -218,9 +219,7 @@ def append_rows(folder: Path, rows: Sequence[Row]) -> None:
     path = folder / "runs.csv"
     before = path.read_text() if path.exists() else ",".join(field.name for field in fields(Row)) + "\n"
     added = "".join(",".join(map(str, asdict(row).values())) + "\n" for row in rows)
-    part = path.with_suffix(".part")
-    part.write_text(before + added)
-    part.replace(path)
+    write_durably(path, (before + added).encode())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ leaves LFM2-350M out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from equivalence_tables import ALONE, FULL, MIXED, Row, fault_table, passed
+from equivalence_tables import ALONE, FULL, MIXED, Row, arguments, fault_table, passed
 from page import fill, table
 from runs import digits, say
 
@@ -51,14 +50,9 @@ TOKENS = 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--page", type=Path, help="Markdown page that gets the tables")
-    parser.add_argument("--small", action="store_true", help="without LFM2-350M")
-    parser.add_argument("--target", action="append", help="default: this machine and arm64")
-    options = parser.parse_args()
+    options = arguments(__doc__)
+    targets, full = options.targets, options.full
     torch.set_num_threads(1)
-    targets = options.target or list(dict.fromkeys((host_target(), "aarch64-linux")))
-    full = {} if options.small else FULL
     report: dict[str, Any] = {
         "command": "python benchmarks/llama_cpp_equivalence.py",
         "layouts": [row for target in targets for row in _layouts(target, ALONE | MIXED | STOCK | full)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 
 _END = "<!-- end -->"
 
@@ -17,6 +18,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
     """Returns the rows as a table with the keys of the first as its head; empty without rows."""
     return table(list(rows[0]), [[row[name] for name in rows[0]] for row in rows]) if rows else ""
+
+
+def mean_and_deviation(values: Sequence[float]) -> str:
+    """Returns the mean ± the standard deviation, which a single value has not."""
+    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 def write_part(page: Path | None, name: str, text: str) -> None:

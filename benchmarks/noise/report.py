@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import page
 from benchmarks.noise.record import FOLDER, SUBJECTS, sample_of
-from benchmarks.page import write_part
 from nas.core.measurement import ClockName, Figure, ReferenceTimes, Sample
 from nas.core.stats import Z95, floor
 from nas.measure.protocol.estimator import (
@@ -39,6 +39,10 @@ IDLE = ("idle", "idle2")
 REPETITIONS = {"ttft": 4, "decode": 4, "decode_p95": 10}
 """Time -> repetitions of a figure; a p95 needs a thousand tokens."""
 CALM_LOAD = 0.3
+_HEAD = (
+    "beside", "load", "ratio: bias", "sd", "one run", "held", "ms: bias", "held", "held, calibrated there", "±",
+    "no figure", "plain",
+)  # fmt: skip
 FIGURES: Mapping[TimeName, str] = {"ttft": "ttft", "decode": "decode_p50", "decode_p95": "decode_p95"}
 
 
@@ -179,15 +183,9 @@ def table(recordings: Sequence[Recording], draws: int) -> str:
             rows = [(recording, cell(name, recording, idle, subject, draws, rng)) for recording in group]
             if not any(errors for _, errors in rows):
                 continue
-            lines += [
-                f"### {FIGURES[name]} of {subject}, {runtime}, {threads} thread{'s' * (threads > 1)}",
-                "",
-                "| beside | load | ratio: bias | sd | one run | held | ms: bias | held | held, calibrated there | ± "
-                "| no figure | plain |",
-                "| --- " * 12 + "|",
-                *(_line(recording, errors) for recording, errors in rows if errors),
-                "",
-            ]
+            heading = f"### {FIGURES[name]} of {subject}, {runtime}, {threads} thread{'s' * (threads > 1)}"
+            cells = [_cells(recording, errors) for recording, errors in rows if errors]
+            lines += [heading, "", page.table(_HEAD, cells)]
     started = [
         (recording.condition, statistics.fmean(row["load"] < CALM_LOAD for row in recording.rows))
         for recording in recordings
@@ -201,13 +199,11 @@ def table(recordings: Sequence[Recording], draws: int) -> str:
     ).replace("%", " %")
 
 
-def _line(recording: Recording, errors: Cell) -> str:
+def _cells(recording: Recording, errors: Cell) -> list[str]:
     load = statistics.median(row["load"] for row in recording.rows)
-    return (
-        f"| {recording.condition} | {load:.0f} | {errors.bias:+.1f} | {errors.sd:.1f} | {errors.run_sd:.1f} | "
-        f"{errors.ratio_held:.0%} | {errors.ms_bias:+.1f} | {errors.held:.0%} | {errors.held_busy:.0%} | "
-        f"{errors.width:.1f} | {errors.unknown:.0%} | {errors.plain:+.1f} |"
-    )
+    of_ratio = (f"{errors.bias:+.1f}", f"{errors.sd:.1f}", f"{errors.run_sd:.1f}", f"{errors.ratio_held:.0%}")
+    of_ms = (f"{errors.ms_bias:+.1f}", f"{errors.held:.0%}", f"{errors.held_busy:.0%}", f"{errors.width:.1f}")
+    return [recording.condition, f"{load:.0f}", *of_ratio, *of_ms, f"{errors.unknown:.0%}", f"{errors.plain:+.1f}"]
 
 
 def main() -> None:
@@ -216,7 +212,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path)
     parser.add_argument("--draws", type=int, default=300)
     options = parser.parse_args()
-    write_part(options.page, "noise", table(read_recordings(options.folder), options.draws))
+    page.write_part(options.page, "noise", table(read_recordings(options.folder), options.draws))
 
 
 if __name__ == "__main__":

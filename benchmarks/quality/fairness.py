@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,8 @@ from unittest import mock
 
 import torch
 
-from benchmarks.page import fill, markdown
+from benchmarks.page import markdown, write_part
+from benchmarks.runs import say
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import QualityConfig
 from nas.model.nn.model import Model
@@ -217,16 +217,13 @@ def run(options: argparse.Namespace) -> None:
             return
         if training not in done:
             run_one(training)
-            print(training, file=sys.stderr, flush=True)
+            say(str(training))
 
 
 def report(options: argparse.Namespace) -> None:
     """Prints the table of what is on file."""
     done = finished()
-    text = f"{table(gaps(done))}\n{rates(done)}"
-    print(text, end="")
-    if options.page:
-        fill(options.page, "fairness", text)
+    write_part(options.page, "fairness", f"{table(gaps(done))}\n{rates(done)}")
 
 
 def main() -> None:
@@ -239,7 +236,7 @@ def main() -> None:
     running.add_argument("--part", type=int, nargs=2, default=[0, 1], help="number and count of processes that share")
     running.set_defaults(handle=run)
     reporting = commands.add_parser("report", help="print the table of what is on file")
-    reporting.add_argument("--page", type=Path, help="also write the table there")
+    reporting.add_argument("--page", type=Path, help="that gets the table; left out: printed")
     reporting.set_defaults(handle=report)
     options = parser.parse_args()
     options.handle(options)

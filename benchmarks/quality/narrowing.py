@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
-from benchmarks.page import fill, markdown
+from benchmarks.page import markdown, write_part
 from nas.core.block import Block
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import QualityConfig
@@ -143,12 +143,10 @@ def _row(one: Narrowing) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layouts", type=int, default=600, help="random layouts of each space")
-    parser.add_argument("--page", type=Path, help="also write the table there")
+    parser.add_argument("--page", type=Path, help="that gets the table; left out: printed")
     options = parser.parse_args()
-    text = table([study(load_space(name), options.layouts) for name in list_spaces()])
-    print(text, end="")
-    if options.page:
-        fill(options.page, "narrowing", text)
+    rows = [study(load_space(name), options.layouts) for name in list_spaces()]
+    write_part(options.page, "narrowing", table(rows))
 
 
 if __name__ == "__main__":

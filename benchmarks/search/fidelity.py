@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import page
 from benchmarks.lines import read_lines
 from benchmarks.search.problems import Problem
 from benchmarks.search.report import interval
@@ -99,12 +100,13 @@ def _gain(inside: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], part
 
 def table(report: dict[str, Any]) -> str:
     """Returns the gains as a Markdown table."""
-    lines = ["| problem | policy | proposed | complete | gain @25 % | @50 % | @100 % (95 %) |", "| --- " * 7 + "|"]
+    lines = []
     for row in report["gains"]:
         gains = [_shown(row.get(f"gain@{part:g}"), part == _PARTS[-1]) for part in _PARTS]
-        head = [f"`{row['problem']}`", row["policy"], f"{row['entered']:.0f}", f"{row['complete']:.0f}"]
-        lines.append("| " + " | ".join([*head, *gains]) + " |")
-    return "\n".join(lines)
+        counts = (f"{row['entered']:.0f}", f"{row['complete']:.0f}")
+        lines.append([f"`{row['problem']}`", row["policy"], *counts, *gains])
+    head = ("problem", "policy", "proposed", "complete", "gain @25 %", "@50 %", "@100 % (95 %)")
+    return page.table(head, lines)
 
 
 def _shown(gain: dict[str, float] | None, whole: bool) -> str:

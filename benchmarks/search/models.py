@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import page
 from benchmarks.search.problems import BUDGETS, Problem
 from benchmarks.search.results import claimed
+from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.pareto import front_mask
 from nas.search.proposers import Observation, Sampler, make_proposer, mutate
@@ -52,7 +54,7 @@ def check(
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the rows as a Markdown table, means over seeds, then means over problems, and how often z is as aimed."""
     names = ("near_z_mean", "near_z_sd", "near_r2", "random_r2", "random_rho", "memory_near", "memory_random")
-    lines = ["| problem | engine | " + " | ".join(names) + " |", "| --- " * (len(names) + 2) + "|"]
+    lines, notes = [], []
     engines = list(dict.fromkeys(row["engine"] for row in rows))
     problems = list(dict.fromkeys(row["problem"] for row in rows))
     for problem in [*problems, "all"]:
@@ -60,23 +62,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             group = [row for row in rows if row["engine"] == engine and problem in (row["problem"], "all")]
             if group:
                 cells = [f"{statistics.fmean(row[name] for row in group):.3f}" for name in names]
-                lines.append(f"| `{problem}` | {engine} | " + " | ".join(cells) + " |")
-    lines.append("")
+                lines.append([f"`{problem}`", engine, *cells])
     for engine in engines:
         spread = [row["near_z_sd"] for row in rows if row["engine"] == engine]
         inside = sum(_CALIBRATED[0] <= deviation <= _CALIBRATED[1] for deviation in spread)
-        lines.append(f"`{engine}`: near_z_sd within {_CALIBRATED[0]} to {_CALIBRATED[1]} on {inside} of {len(spread)}")
-    return "\n".join(lines)
+        notes.append(f"`{engine}`: near_z_sd within {_CALIBRATED[0]} to {_CALIBRATED[1]} on {inside} of {len(spread)}")
+    return "\n".join([page.table(["problem", "engine", *names], lines), *notes])
 
 
 def _stored(path: Path, make: Any, say: Any) -> dict[str, Any]:
     """Returns the contents of `path`, computed where it is missing; empty where another process computes it."""
     with claimed(path) as mine:
         if mine:
-            data = make()
-            fresh = path.with_suffix(".tmp")
-            fresh.write_text(json.dumps(data))
-            fresh.replace(path)
+            write_durably(path, json.dumps(make()).encode())
             say(path.name)
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.search.proposers import Observation
 
@@ -65,10 +66,8 @@ def write(studies: Iterable[Recorded], path: Path) -> None:
         rows = ",\n".join(json.dumps(row, sort_keys=True, separators=(",", ":")) for row in study["told"])
         parts.append(f'{head[:-1]}, "told": [\n{rows}\n]}}')
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
     data = ('{"studies": [\n' + ",\n".join(parts) + "\n]}\n").encode()
-    partial.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-    partial.replace(path)
+    write_durably(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def table(studies: Iterable[Recorded]) -> Table:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from benchmarks.search.problems import Problem
 from benchmarks.search.reference import long_search
 from benchmarks.search.runs import run
+from nas.core.durable import write_durably
 
 REFERENCE = "reference"
 _DECIMALS = 6
@@ -55,9 +56,7 @@ def fill(folder: Path, keys: list[Key], evaluations: int, reference: int, second
             else:
                 data = run(problem, key.engine, evaluations, key.workers).to_json()
             corner = [problem.reference_point[name] for name in problem.axes]
-            fresh = path.with_suffix(f".{os.getpid()}.tmp")
-            fresh.write_text(json.dumps(data | {"corner": corner}))
-            fresh.replace(path)
+            write_durably(path, json.dumps(data | {"corner": corner}).encode())
             say(f"{key.file} {data.get('cpu', 0.0):.3f} s a proposal")
     return all((folder / key.file).exists() for key in keys)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.page import table
 from benchmarks.search.report import ALL
 
 
@@ -17,55 +18,48 @@ def tables(report: Mapping[str, Any], ours: str) -> str:
     problems = list(dict.fromkeys(problem for problem, engine, workers in rows if engine == ours and workers == 1))
     leads = {lead["problem"]: lead for lead in report["leads"] if lead["evaluations"] == 100}
     losses = {loss["problem"]: loss for loss in report["parallel"] if loss["evaluations"] == 100}
-    lines = _head(
-        "problem", "seeds", "@50", "@100", "@200", "lead @100 (95 %)", "over", "loss by 8 workers @100 (95 %)"
-    )
+    lines = list[list[object]]()
     for problem in problems:
         row, lead, loss = rows[problem, ours, 1], leads.get(problem), losses.get(problem)
         marks = [_share(row.get(f"@{mark}")) for mark in (50, 100, 200)]
         over = lead["over"] if lead else ""
         seeds = max(cell["n"] for name, cell in row.items() if name.startswith("@"))
-        lines.append(_line(f"`{problem}`", seeds, *marks, _interval(lead), over, _interval(loss)))
+        lines.append([f"`{problem}`", seeds, *marks, _interval(lead), over, _interval(loss)])
     if ALL in losses:
-        lines.append(_line(ALL, losses[ALL]["n"], "", "", "", "", "", _interval(losses[ALL])))
+        lines.append([ALL, losses[ALL]["n"], "", "", "", "", "", _interval(losses[ALL])])
+    loss_head = "loss by 8 workers @100 (95 %)"
+    parts = [table(["problem", "seeds", "@50", "@100", "@200", "lead @100 (95 %)", "over", loss_head], lines)]
     engines = sorted({engine for _, engine, workers in rows if workers == 1})
-    lines += ["", *_head("@100", *engines)]
+    lines = []
     for problem in problems:
         cells = (rows.get((problem, engine, 1), {}).get("@100") for engine in engines)
-        lines.append(_line(f"`{problem}`", *(f"{cell['mean']:.3f}" if cell else "" for cell in cells)))
+        lines.append([f"`{problem}`", *(f"{cell['mean']:.3f}" if cell else "" for cell in cells)])
+    parts.append(table(["@100", *engines], lines))
     for other in dict.fromkeys(gain["over"] for gain in report["former"]):
-        lines += ["", *_against(report, rows, problems, ours, other)]
+        parts.append(_against(report, rows, problems, ours, other))
     if report["of_oracle"]:
-        lines += ["", *_head("share of the oracle", "engine", "@50", "@100", "@200")]
-        for row in report["of_oracle"]:
-            marks = [_share(row.get(f"@{mark}")) for mark in (50, 100, 200)]
-            lines.append(_line(f"`{row['problem']}`", row["engine"], *marks))
-    return "\n".join(lines)
+        lines = [
+            [f"`{row['problem']}`", row["engine"], *(_share(row.get(f"@{mark}")) for mark in (50, 100, 200))]
+            for row in report["of_oracle"]
+        ]
+        parts.append(table(["share of the oracle", "engine", "@50", "@100", "@200"], lines))
+    return "\n".join(parts)
 
 
-def _against(
-    report: Mapping[str, Any], rows: Mapping[Any, Any], problems: Sequence[str], ours: str, other: str
-) -> Iterator[str]:
-    """Yields the table of ours and another form of it, and the mean gain over all pairs of runs."""
+def _against(report: Mapping[str, Any], rows: Mapping[Any, Any], problems: Sequence[str], ours: str, other: str) -> str:
+    """Returns the table of ours and another form of it, and the mean gain over all pairs of runs."""
     gains = {gain["evaluations"]: gain for gain in report["former"] if gain["over"] == other}
-    yield from _head("problem", *(f"@{mark}: {engine}" for mark in gains for engine in (other, ours)))
+    lines = list[list[str]]()
     for problem in problems:
         cells = [
             _share(rows.get((problem, engine, 1), {}).get(f"@{mark}")) for mark in gains for engine in (other, ours)
         ]
         if all(cells):
-            yield _line(f"`{problem}`", *cells)
+            lines.append([f"`{problem}`", *cells])
     pairs = (f"{gain['better']} of {gain['n']} better" for gain in gains.values())
     cells = [cell for gain, pair in zip(gains.values(), pairs, strict=True) for cell in (pair, _interval(gain))]
-    yield _line("gain (95 %)", *cells)
-
-
-def _head(*names: object) -> list[str]:
-    return [_line(*names), _line(*("---" for _ in names))]
-
-
-def _line(*cells: object) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+    head = ["problem", *(f"@{mark}: {engine}" for mark in gains for engine in (other, ours))]
+    return table(head, [*lines, ["gain (95 %)", *cells]])
 
 
 def _share(summary: Mapping[str, float] | None) -> str:
