@@ -318,7 +318,7 @@ def front(searches: Sequence[Recorded]) -> list[str]:
 
 
 def searched(study: Recorded, trials: int) -> list[Row]:
-    """Returns the complete layouts among the first `trials` proposals, with the quality that the search itself knew."""
+    """Returns the layouts of the first `trials` proposals that are complete in the end, with the search's quality."""
     qualities = study.get("searched", {})
     return [
         {**row, "objectives": {**row["objectives"], "quality": qualities[row["layout"]]}}
