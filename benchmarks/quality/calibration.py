@@ -53,7 +53,7 @@ _ATTENTION = ("gqa", "swa", "mla")
 _MUCH_ATTENTION = 1 / 3
 """Share of layers with attention from which on a layout is in the family of much attention."""
 _BETWEEN_SEEDS = 2
-_DRAWS, _SIMULATED = 500, 1000
+_DRAWS, _SIMULATED = 2000, 1000
 _LEAST_CEILING = 0.1
 """Ceiling below which the order of the scores is that of noise, and a share of it says nothing."""
 _FEWEST = 3
