@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nas.train.pretrain.recipe import Schedule, Shape, wsdc
+from nas.train.pretrain.recipe import Schedule, Shape
 
 SHAPES: tuple[Shape, ...] = ("linear", "cosine", "exponential", "sqrt")
 
 
 def test_wsd_rises_stays_and_falls() -> None:
-    rates = [wsdc(step, 10, warmup=0.2, decay=0.4, final=0.0) for step in range(10)]
+    rates = [Schedule(warmup=0.2, decay=0.4, final=0.0).factor(step, 10) for step in range(10)]
     assert rates == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0])
 
 
 def test_wsdc_ends_constant_as_plm_has_it() -> None:
-    rates = [wsdc(step, 100, warmup=0.01, decay=0.3, constant=0.1, final=0.1) for step in range(100)]
+    rates = [Schedule(warmup=0.01, decay=0.3, constant=0.1, final=0.1).factor(step, 100) for step in range(100)]
     assert rates[0] == 1  # the only step of the warm-up has the peak
     assert set(rates[:60]) == {1.0}
     assert rates[89:] == pytest.approx([0.1] * 11)
@@ -26,14 +26,14 @@ def test_wsdc_ends_constant_as_plm_has_it() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_falls_from_the_peak_to_the_end(shape: Shape) -> None:
-    rates = [wsdc(step, 50, warmup=0, decay=1.0, final=0.1, shape=shape) for step in range(50)]
+    rates = [Schedule(warmup=0, decay=1.0, final=0.1, shape=shape).factor(step, 50) for step in range(50)]
     assert rates[0] < 1
     assert rates[-1] == pytest.approx(0.1)
     assert all(a > b for a, b in itertools.pairwise(rates))
 
 
 def test_an_exponential_decay_has_one_ratio() -> None:
-    rates = [wsdc(step, 20, warmup=0, decay=1.0, final=0.01, shape="exponential") for step in range(20)]
+    rates = [Schedule(warmup=0, decay=1.0, final=0.01, shape="exponential").factor(step, 20) for step in range(20)]
     ratios = {round(b / a, 9) for a, b in itertools.pairwise(rates)}
     assert ratios == {round(0.01 ** (1 / 20), 9)}
 

@@ -15,11 +15,10 @@ from nas.model.nn.distillation import Direction
 from nas.model.nn.fit import Precision, TrainingCheckpoint, TrainingPhase, TrainingState, fit, precision_of
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
-from nas.train.adapt.library import LIBRARY_VERSION, Library
+from nas.train.adapt.library import LIBRARY_VERSION, SCHEDULE, Library
 from nas.train.pretrain.data import Tokens
 from nas.train.pretrain.loss import Distilled, pretraining_loss
 from nas.train.pretrain.next_token import Packed
-from nas.train.pretrain.recipe import wsdc
 
 _CHECKPOINT_S = 60.0
 _CPU_TOKENS = 1024
@@ -114,7 +113,7 @@ def _trained(model: Model, library: Library, text: Packed, healing: Healing, fol
         tokens=tokens,
         batches=passes,
         loss=loss,
-        rate=lambda step: healing.lr * wsdc(step, steps, warmup=0.05, decay=0.5, final=0.1),
+        rate=lambda step: healing.lr * SCHEDULE.factor(step, steps),
     )
     key = content_hash(
         [

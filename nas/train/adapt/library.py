@@ -66,7 +66,7 @@ from nas.train.adapt.alternatives import started
 from nas.train.adapt.text import selection_text
 from nas.train.pretrain.data import Tokens
 from nas.train.pretrain.next_token import Packed
-from nas.train.pretrain.recipe import wsdc
+from nas.train.pretrain.recipe import Schedule
 
 LIBRARY_VERSION = 9
 """Part of keys: increase it with every change to this package after which the same inputs give other numbers."""
@@ -77,6 +77,8 @@ _USE_S = 600.0
 """Longest wait for a process that removes files."""
 _CHECKPOINT_S = 60.0
 """Least time between two checkpoints."""
+SCHEDULE = Schedule(warmup=0.05, decay=0.5, final=0.1)
+"""Learning rate of a block, and of a child that is healed."""
 STREAM_BYTES = 1 << 31
 """Most memory of the residual streams that trainings, or scores, keep from one depth to the next."""
 _SIGNIFICANT = 2.0
@@ -573,7 +575,7 @@ class Library:
             tokens=settings.sequences * settings.length,
             batches=lambda step: [(self._packed.batch(step)[0], torch.tensor(step))],
             loss=loss,
-            rate=lambda step: settings.lr * wsdc(step, settings.steps, warmup=0.05, decay=0.5, final=0.1),
+            rate=lambda step: settings.lr * SCHEDULE.factor(step, settings.steps),
         )
         name = content_hash(sorted(keys))
         checkpoint = TrainingCheckpoint(

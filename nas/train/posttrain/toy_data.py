@@ -21,64 +21,17 @@ from nas.core.durable import write_durably
 from nas.train.posttrain.conversations import Conversation, Message, Preference, write_lines
 
 _NAMES = [
-    "Ada",
-    "Alan",
-    "Anna",
-    "Ben",
-    "Carl",
-    "Clara",
-    "Dora",
-    "Emil",
-    "Eva",
-    "Finn",
-    "Greta",
-    "Hugo",
-    "Ida",
-    "Jan",
-    "Kira",
-    "Leo",
-    "Lina",
-    "Max",
-    "Mia",
-    "Noah",
-]
+    "Ada", "Alan", "Anna", "Ben", "Carl", "Clara", "Dora", "Emil", "Eva", "Finn", "Greta", "Hugo", "Ida", "Jan",
+    "Kira", "Leo", "Lina", "Max", "Mia", "Noah",
+]  # fmt: skip
 _THINGS = [
-    "apple",
-    "bread",
-    "chair",
-    "cloud",
-    "desk",
-    "door",
-    "fish",
-    "glass",
-    "horse",
-    "key",
-    "lamp",
-    "moon",
-    "pen",
-    "river",
-    "stone",
-    "table",
-    "tree",
-    "wall",
-]
+    "apple", "bread", "chair", "cloud", "desk", "door", "fish", "glass", "horse", "key", "lamp", "moon", "pen",
+    "river", "stone", "table", "tree", "wall",
+]  # fmt: skip
 _CITIES = [
-    "Berlin",
-    "Cairo",
-    "Delhi",
-    "Lima",
-    "London",
-    "Madrid",
-    "Oslo",
-    "Paris",
-    "Quito",
-    "Rome",
-    "Seoul",
-    "Tokyo",
-    "Vienna",
-    "Warsaw",
-    "Zurich",
-]
+    "Berlin", "Cairo", "Delhi", "Lima", "London", "Madrid", "Oslo", "Paris", "Quito", "Rome", "Seoul", "Tokyo",
+    "Vienna", "Warsaw", "Zurich",
+]  # fmt: skip
 _TEST_SHARE = 0.1
 _WEATHER: dict[str, object] = {"name": "get_weather", "parameters": {"city": "string"}}
 _CLOCK: dict[str, object] = {"name": "get_time", "parameters": {"city": "string"}}

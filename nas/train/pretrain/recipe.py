@@ -41,14 +41,22 @@ Betas = tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, 
 
 
 class Schedule(StrictKeys):
-    """Learning rate over a stage; see `wsdc`. `constant` makes WSD a WSDC."""
+    """Learning rate over a stage: a linear warm-up, a stable part, a decay, and a constant end.
+
+    Without the end it is WSD (Hu et al. 2024, MiniCPM, section 4), with it PLM's WSDC (section 4.2 and table 23). PLM's
+    page contradicts itself on the last part: its text calls the rate constant and, further down, a cosine decay from
+    that same rate; its name says constant, and so does this schedule.
+    """
 
     peak: float = Field(1.0, gt=0, description="highest rate, as a factor on `lr`")
-    warmup: Share = Field(0.0, description="share of the stage's steps")
-    decay: Share = Field(0.0, description="share of the stage's steps")
+    warmup: Share = Field(0.0, description="share of the stage's steps; the last of them has the peak")
+    decay: Share = Field(0.0, description="share of the stage's steps; the last of them has `final`")
     constant: Share = Field(0.0, description="share of the stage's steps, at its end")
     final: float = Field(0.1, ge=0, le=1, description="rate after the decay, as a share of the peak")
-    shape: Shape = "linear"
+    shape: Shape = Field(
+        "linear",
+        description="of the decay; sqrt: 1 - sqrt (Haegele et al. 2024, equation 1), exponential: MiniCPM's",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Schedule:
@@ -58,15 +66,30 @@ class Schedule(StrictKeys):
 
     def factor(self, step: int, steps: int) -> float:
         """Returns the rate of a step of the stage, from 0, as a factor on `lr`."""
-        return self.peak * wsdc(
-            step,
-            steps,
-            warmup=self.warmup,
-            decay=self.decay,
-            constant=self.constant,
-            final=self.final,
-            shape=self.shape,
-        )
+        assert 0 <= step < steps, "a step of the training"
+        rising = round(self.warmup * steps)
+        resting = round(self.constant * steps)
+        falling = min(round(self.decay * steps), steps - resting)
+        fallen = step + 1 - (steps - resting - falling)
+        if fallen > falling:
+            return self.peak * self.final
+        if fallen > 0:
+            return self.peak * (self.final + (1 - self.final) * self._remaining(fallen / falling))
+        return self.peak * ((step + 1) / rising if step < rising else 1.0)
+
+    def _remaining(self, done: float) -> float:
+        """Returns the remaining share of the fall after the share `done` of the decay: 1 at 0, 0 at 1."""
+        match self.shape:
+            case "linear":
+                return 1 - done
+            case "cosine":
+                return (1 + math.cos(math.pi * done)) / 2
+            case "sqrt":
+                return 1 - math.sqrt(done)
+            case "exponential":
+                # From 1 to `final`; no exponential reaches 0, so 0 is replaced by a thousandth.
+                end = max(self.final, 1e-3)
+                return (end**done - end) / (1 - end) if end < 1 else 0.0
 
 
 class StageConfig(StrictKeys):
@@ -229,50 +252,3 @@ def _stages(batch_tokens: int) -> tuple[tuple[StageConfig, ...], str]:
         StageConfig(name="pretrain", length=short, share=1 - REPORT_LONG_SHARE, schedule=Schedule(warmup=0.01)),
         StageConfig(name="long", length=long, share=REPORT_LONG_SHARE, schedule=Schedule(decay=1.0)),
     ), reason
-
-
-def wsdc(
-    step: int, steps: int, *, warmup: float, decay: float, final: float, constant: float = 0.0, shape: Shape = "linear"
-) -> float:
-    """Returns the learning rate of step number `step` of `steps` as a factor on its peak.
-
-    Linear warm-up, a stable part, a decay, and a constant end. Without the end it is WSD (Hu et al. 2024, MiniCPM,
-    section 4), with it PLM's WSDC (section 4.2 and table 23: warm-up over the first 1 % of all steps, stable, decay to
-    a tenth of the peak, constant to the end). PLM's page contradicts itself on the last part: its text calls the rate
-    constant and, further down, a cosine decay from that same rate; its name says constant, and so does this function.
-
-    Args:
-        step: counted from 0.
-        steps: all of them.
-        warmup: share of the steps in which the rate rises linearly; the last of them has the peak.
-        decay: share in which it falls; the last of them has `final`.
-        constant: share at the end that stays at `final`.
-        final: rate after the decay, as a share of the peak.
-        shape: of the decay. Linear; half a cosine; exponential, as MiniCPM's; or 1 - sqrt (Haegele et al. 2024,
-            "Scaling laws and compute-optimal training beyond fixed training durations", equation 1).
-    """
-    assert 0 <= step < steps, "a step of the training"
-    rising = round(warmup * steps)
-    resting = round(constant * steps)
-    falling = min(round(decay * steps), steps - resting)
-    fallen = step + 1 - (steps - resting - falling)
-    if fallen > falling:
-        return final
-    if fallen > 0:
-        return final + (1 - final) * _remaining(fallen / falling, final, shape)
-    return (step + 1) / rising if step < rising else 1.0
-
-
-def _remaining(done: float, final: float, shape: Shape) -> float:
-    """Returns the remaining share of the fall after the share `done` of the decay: 1 at 0, 0 at 1."""
-    match shape:
-        case "linear":
-            return 1 - done
-        case "cosine":
-            return (1 + math.cos(math.pi * done)) / 2
-        case "sqrt":
-            return 1 - math.sqrt(done)
-        case "exponential":
-            # From 1 to `final`; no exponential reaches 0, so 0 is replaced by a thousandth.
-            end = max(final, 1e-3)
-            return (end**done - end) / (1 - end) if end < 1 else 0.0
