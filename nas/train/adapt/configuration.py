@@ -164,6 +164,15 @@ class Options:
         if when and what not in self.missing:
             self.missing.append(what)
 
+    def refuse_biases(self, *names: str) -> None:
+        """Refuses biases that one of the switches `names` turns on."""
+        for name in names:
+            self.refuse(self.flag(name), f"biases ({name})")
+
+    def refuse_norms(self, eps: float) -> None:
+        """Refuses norms of Mamba-2, which no factor changes, of another epsilon than ours."""
+        self.refuse(eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
+
     def of_layers(self, name: str, valid: Mapping[str, str], depth: int) -> list[str]:
         """Returns the list `name` with one of `valid`'s values per layer."""
         values = self.get(name)

@@ -48,7 +48,7 @@ def _names(
 def _granite_hybrid(options: Options) -> TrainedModel:
     d_model, depth, vocab = model_size(options)
     options.activation()
-    options.refuse(options.flag("attention_bias"), "biases (attention_bias)")
+    options.refuse_biases("attention_bias")
     attention = attention_shape(options, d_model, qk_norm=False)
     turned = options.get("position_embedding_type") == "rope"
     attention |= options.rope() if turned else {"rope_theta": 0.0}
@@ -73,9 +73,9 @@ def _granite_hybrid(options: Options) -> TrainedModel:
 
 
 def _granite_mamba(options: Options, eps: float) -> Block:
-    options.refuse(options.flag("mamba_proj_bias"), "biases (mamba_proj_bias)")
+    options.refuse_biases("mamba_proj_bias")
     options.refuse(not options.flag("mamba_conv_bias", True), "Mamba-2 without bias in its convolution")
-    options.refuse(eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
+    options.refuse_norms(eps)
     _unlimited(options)
     return Block.of(
         "mamba2",
@@ -135,12 +135,12 @@ def _nemotron_h(options: Options) -> TrainedModel:
     kinds = _nemotron_kinds(options)
     options.activation(ACTIVATIONS["relu2"], "mlp_hidden_act")
     options.activation(key="mamba_hidden_act")
-    for name in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
-        options.refuse(options.flag(name), f"biases ({name})")
+    options.refuse_biases("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias")
     has_bias = options.flag("mamba_conv_bias", options.flag("use_conv_bias", True))
     options.refuse(not has_bias, "Mamba-2 without bias in its convolution")
     eps = options.number("layer_norm_epsilon", EPS)
-    options.refuse("mamba2" in kinds and eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
+    if "mamba2" in kinds:
+        options.refuse_norms(eps)
     heads = options.whole("mamba_num_heads", 128)
     taps, groups = ("mamba_d_conv" if options.get("mamba_d_conv") else "conv_kernel"), options.whole("n_groups", 8)
     inner = heads * options.whole("mamba_head_dim", 64)
@@ -172,15 +172,15 @@ def _falcon_h1(options: Options) -> TrainedModel:
     """Reads layers of Mamba-2 and attention beside each other, each with multipliers of its own."""
     d_model, depth, vocab = model_size(options)
     options.activation()
-    for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
-        options.refuse(options.flag(name), f"biases ({name})")
+    options.refuse_biases("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
     options.refuse(not options.flag("mamba_conv_bias", True), "Mamba-2 without bias in its convolution")
     _unlimited(options)
     eps, normed = options.number("rms_norm_eps", EPS), options.flag("mamba_rms_norm")
     options.refuse(
         normed and options.flag("mamba_norm_before_gate", True), "Mamba-2 with its norm in front of the gate"
     )
-    options.refuse(normed and eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
+    if normed:
+        options.refuse_norms(eps)
     mamba = Block.of(
         "mamba2",
         state=options.whole("mamba_d_state", 256),
@@ -246,13 +246,13 @@ def _mamba(options: Options) -> TrainedModel:
     d_model, depth, vocab = model_size(options)
     second = options.get("model_type") == "mamba2"
     options.activation()
-    options.refuse(options.flag("use_bias"), "biases (use_bias)")
+    options.refuse_biases("use_bias")
     options.refuse(not options.flag("use_conv_bias", True), "Mamba without bias in its convolution")
     eps = options.number("layer_norm_epsilon", EPS)
     shape = {"expand": options.whole("expand", 2), "conv": options.taps("conv_kernel")}
     if second:
         _unlimited(options)
-        options.refuse(eps != EPS, f"Mamba-2 with norms of epsilon {eps:g}, other than {EPS:g}")
+        options.refuse_norms(eps)
         shape |= {"state": options.whole("state_size", 128), "heads": options.whole("num_heads", 128)}
         mixer = Block.of("mamba2", groups=options.whole("n_groups", 8), **shape)
     else:
@@ -269,8 +269,7 @@ def _latent(options: Options) -> TrainedModel:
     """Reads multi-head latent attention; behind the first layers of DeepSeek-V3 feed-forwards are mixtures."""
     d_model, depth, vocab = model_size(options)
     options.activation()
-    for name in ("attention_bias", "mlp_bias"):
-        options.refuse(options.flag(name), f"biases ({name})")
+    options.refuse_biases("attention_bias", "mlp_bias")
     rope = options.rope()
     options.refuse(len(rope) > 1, "scaled RoPE in latent attention")
     mixer = Block.of(
@@ -387,7 +386,7 @@ def _half_layer(layer: Layer) -> LayerNames:
 
 def _lfm2(options: Options) -> TrainedModel:
     d_model, depth, vocab = model_size(options)
-    options.refuse(options.flag("conv_bias"), "biases (conv_bias)")
+    options.refuse_biases("conv_bias")
     moe = options.get("model_type") == "lfm2_moe"
     attention = attention_shape(options, d_model, qk_norm=True, kv_heads=8) | options.rope(1e6)
     mixers = {"gqa": Block.of("gqa", **attention), "conv": Block.of("conv", kernel=options.whole("conv_L_cache", 3))}
@@ -414,8 +413,7 @@ def _lfm2(options: Options) -> TrainedModel:
 def _lfm3(options: Options) -> TrainedModel:
     d_model, depth, vocab = model_size(options)
     options.activation()
-    for name in ("conv_bias", "attention_bias"):
-        options.refuse(options.flag(name), f"biases ({name})")
+    options.refuse_biases("conv_bias", "attention_bias")
     attention = attention_shape(options, d_model, qk_norm=True, head_dim=128, kv_heads=4)
     attention["gate"] = options.flag("use_attention_gate", True)
     mixers = {"conv": Block.of("conv", kernel=options.whole("conv_L_cache", 7))}
@@ -505,7 +503,7 @@ def _qwen3_5(options: Options) -> TrainedModel:
     """Reads attention with a gate for each of its numbers, and Gated DeltaNet."""
     d_model, depth, vocab = model_size(options)
     options.activation()
-    options.refuse(options.flag("attention_bias"), "biases (attention_bias)")
+    options.refuse_biases("attention_bias")
     eps = options.number("rms_norm_eps", 1e-6)
     attention = attention_shape(options, d_model, qk_norm=True, head_dim=256, kv_heads=4)
     attention |= options.rope(part_of=attention["head_dim"], share=0.25)

@@ -29,11 +29,6 @@ _RECORDED = {"device", "runtime", "quantisation", "hours", "prompt", "gen", "thr
 """Keys that the child depends on, besides those of `AdaptSettings`."""
 
 
-def _listed(value: Any) -> Any:
-    """Returns a name as a list of one."""
-    return (value,) if isinstance(value, str) else value
-
-
 class AdaptSettings(BaseModel):
     """Settings that the child depends on, besides model, text, budgets and device."""
 
@@ -73,9 +68,9 @@ class AdaptRequest(AdaptSettings):
     output: Path = Field(description="folder of results")
     device: str = Field("local", description="id, unique start of an id, or tag:NAME; local: this machine")
     runtime: str = DEFAULT_RUNTIME
-    quantisation: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = Field(
-        None, description="of the files: one, or several to choose from at each place; none: the runtime's first"
-    )
+    quantisation: Annotated[
+        tuple[str, ...] | None, BeforeValidator(lambda names: (names,) if isinstance(names, str) else names)
+    ] = Field(None, description="of the files: one, or several to choose from at each place; none: the runtime's first")
     tokenizer: Path | None = Field(None, description="tokenizer.json or GGUF file; none: the model's own")
     hours: float | None = Field(
         None, gt=0, description="that the whole takes: tokens of library and healing are scaled to it"
@@ -154,17 +149,14 @@ class AdaptRequest(AdaptSettings):
         That is `precision` for library and healing, and windows of scores as long as the device's workload: in shorter
         ones, a sliding window or a state would lose nothing that the scores see.
         """
+        length = max(self.library.length, min(self.prompt + self.gen, _SCORE_LENGTH))
         library = self.library.model_copy(
-            update={"score_length": self.library.score_length or self._score_length}
+            update={"score_length": self.library.score_length or length}
             | ({} if "precision" in self.library.model_fields_set else {"precision": precision})
         )
         named = "precision" in self.healing.model_fields_set
         healing = self.healing if named else self.healing.model_copy(update={"precision": precision})
         return self.model_copy(update={"library": library, "healing": healing})
-
-    @property
-    def _score_length(self) -> int:
-        return max(self.library.length, min(self.prompt + self.gen, _SCORE_LENGTH))
 
     def with_tokens(self, library: int, healing: int) -> AdaptRequest:
         """Returns the request with other numbers of tokens that library and healing are trained on."""

@@ -162,9 +162,10 @@ class Stock:
     def read(self, options: Options) -> TrainedModel:
         """Reads a configuration of the family."""
         d_model, depth, vocab = model_size(options)
-        options.activation(_activations(options, self.ffn), self.activation)
-        for name in self.biases:
-            options.refuse(options.flag(name), f"biases ({name})")
+        # transformers takes Gemma's "gelu" for the approximation by tanh.
+        gelu = ("gelu",) if options.get("model_type") == "gemma" else ()
+        options.activation(ACTIVATIONS[self.ffn] + gelu, self.activation)
+        options.refuse_biases(*self.biases)
         options.refuse(options.get("clip_qkv") is not None, "clipped queries, keys and values (clip_qkv)")
         options.refuse(bool(options.get("use_bidirectional_attention")), "attention to later tokens")
         attention = attention_shape(
@@ -307,11 +308,6 @@ def _pairs(head_dim: int, turned: int) -> tuple[int, ...]:
     """Returns the order of rows where RoPE turns neighbours among the first `turned` (0: all) numbers of a head."""
     turned = turned or head_dim
     return (*range(0, turned, 2), *range(1, turned, 2), *range(turned, head_dim))
-
-
-def _activations(options: Options, ffn: str) -> tuple[str, ...]:
-    """Returns the names of a kind's activation; transformers takes Gemma's "gelu" for the approximation by tanh."""
-    return ACTIVATIONS[ffn] + (("gelu",) if options.get("model_type") == "gemma" else ())
 
 
 def _windows(options: Options, depth: int, stock: Stock) -> list[int | None]:
