@@ -79,8 +79,8 @@ from nas.train.adapt.request import AdaptRequest, AdaptSettings
 from nas.train.adapt.text import recall_text, report_sources, report_text
 from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.pretrain.loss import pretraining_loss
-from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte
-from nas.train.pretrain.recipe import wsdc
+from nas.train.pretrain.next_token import ALL, Packed, bits_of, window_nats
+from nas.train.pretrain.recipe import Schedule
 from nas.train.pretrain.tokenizer_training import train_tokenizer
 from tests.support.smollm2 import fetch_smollm2
 
@@ -572,13 +572,14 @@ def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) ->
     length, batch = size.library.length, size.library.batch_tokens
     packed = Packed("teacher", sources, length, batch // length, 0)
     steps = math.ceil(size.teacher_tokens / batch)
+    schedule = Schedule(warmup=0.02, decay=0.3, final=0.1)
     phase = TrainingPhase(
         "teacher",
         steps,
         batch,
         lambda step: [packed.batch(step)],
         torch.compile(lambda model, inputs, labels: pretraining_loss(model, inputs, labels) / batch),
-        lambda step: size.lr * wsdc(step, steps, warmup=0.02, decay=0.3, final=0.1),
+        lambda step: size.lr * schedule.factor(step, steps),
     )
     checkpoint = TrainingCheckpoint(folder / "teacher-training.safetensors", {"key": size.layout})
     state = TrainingState(model, Optimiser(weight_decay=0.1, clip=1.0, balance_rate=1e-3), steps)
@@ -620,7 +621,8 @@ def _losses(model: Model, library: Library, sources: list[Tokens], vocabulary: V
     means = text.means(compared(library.teacher.model, model, text).kl)
     with torch.no_grad():
         reported = report_sources(sources, vocabulary, AdaptSettings().report_tokens)
-        bits = bits_per_byte(lambda ids: model(ids.to(worker.device))[0], reported, vocabulary, settings.length)[ALL]
+        nats = window_nats(lambda ids: model(ids.to(worker.device))[0], reported, vocabulary, settings.length)
+        bits = bits_of(nats, reported)[ALL]
     return {"divergence": means[TEXT_GROUP], "recall_divergence": means[RECALL_GROUP], "bits_per_byte": bits}
 
 

@@ -29,11 +29,10 @@ from nas.model.nn.mixes import mix_of
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights
 from nas.train.adapt.alternatives import started
-from nas.train.adapt.library import Library, TrainedTeacher, error_of
+from nas.train.adapt.library import SCHEDULE, Library, TrainedTeacher, error_of
 from nas.train.pretrain.data import Tokens
 from nas.train.pretrain.loss import Distilled, pretraining_loss
 from nas.train.pretrain.next_token import Packed
-from nas.train.pretrain.recipe import wsdc
 
 RECORDED = Path(__file__).parent / "recorded/adapt-ablations.jsonl"
 STUDENTS = {
@@ -168,7 +167,7 @@ def _descend(model: nn.Module, steps: int, rate: float, loss_of: Callable[[int],
     losses = []
     for step in range(steps):
         for group in optimiser.param_groups:
-            group["lr"] = rate * wsdc(step, steps, warmup=0.05, decay=0.5, final=0.1)
+            group["lr"] = rate * SCHEDULE.factor(step, steps)
         loss = loss_of(step)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -37,14 +37,15 @@ from nas.train.adapt.request import AdaptSettings
 from nas.train.adapt.text import report_sources
 from nas.train.pretrain.data import Tokens, Vocabulary, tokenise
 from nas.train.pretrain.loss import pretraining_loss
-from nas.train.pretrain.next_token import ALL, Packed, bits_per_byte
-from nas.train.pretrain.recipe import wsdc
+from nas.train.pretrain.next_token import ALL, Packed, bits_of, window_nats
+from nas.train.pretrain.recipe import Schedule
 
 RECORDED = Path(__file__).parent / "recorded/adapt-scratch.json"
 TOKENS = 1_000_000
 """Of healing: a twentieth of the teacher's."""
 SEARCH_SHARE = 0.4
 _LENGTH, _BATCH, _LR = 256, 4096, 1.5e-3
+_SCHEDULE = Schedule(warmup=0.02, decay=0.3, final=0.1)
 _PROMPT, _GEN = 128, 128
 _SETTINGS = {
     "library": {
@@ -230,7 +231,7 @@ def _train(folder: Path, layout: str, seconds: float, sources: list[Tokens]) -> 
             _BATCH,
             lambda step: [packed.batch(step)],
             loss,
-            lambda step: _LR * wsdc(step, steps, warmup=0.02, decay=0.3, final=0.1),
+            lambda step: _LR * _SCHEDULE.factor(step, steps),
         )
         state = TrainingState(model, Optimiser(weight_decay=0.1, clip=1.0, balance_rate=1e-3), steps)
         began = time.monotonic()
@@ -255,7 +256,8 @@ def _train(folder: Path, layout: str, seconds: float, sources: list[Tokens]) -> 
 
 @torch.no_grad()
 def _bits(model: Model, held_out: Sequence[Tokens], vocabulary: Vocabulary) -> float:
-    return bits_per_byte(lambda ids: model(ids)[0], held_out, vocabulary, _LENGTH)[ALL]
+    nats = window_nats(lambda ids: model(ids)[0], held_out, vocabulary, _LENGTH)
+    return bits_of(nats, held_out)[ALL]
 
 
 def _text(folder: Path) -> tuple[Vocabulary, list[Tokens]]:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, normalizers
 from nas.core.errors import InvalidInput, UnknownName
 from nas.model.text.documents import read_sources
 from nas.train.pretrain.data import MIN_HELD_OUT, Tokens, Vocabulary, cut_for_fim, tokenise
-from nas.train.pretrain.next_token import Packed, bits_per_byte, held_out_windows
+from nas.train.pretrain.next_token import Packed, bits_of, held_out_windows, window_nats
 from nas.train.pretrain.recipe import Fim
 
 
@@ -169,7 +169,8 @@ def test_bits_per_byte_of_a_guess(corpus: Path, tokenizer: Path) -> None:
     (source,) = read_sources([corpus], 0.1)
     vocabulary = Vocabulary(tokenizer, 320)
     tokens = tokenise(source, vocabulary, None, 0, 1 << 20)
-    found = bits_per_byte(lambda ids: torch.zeros(ids.shape[1], 320), [tokens], vocabulary, length=50)
+    nats = window_nats(lambda ids: torch.zeros(ids.shape[1], 320), [tokens], vocabulary, length=50)
+    found = bits_of(nats, [tokens])
     text = int((~np.isin(tokens.held_out, [vocabulary.start, vocabulary.end])).sum())
     assert found[str(corpus)] == pytest.approx(text * np.log2(320) / tokens.held_out_bytes)
     assert found["all"] == found[str(corpus)]

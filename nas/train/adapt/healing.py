@@ -6,25 +6,23 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed
 from nas.model.nn.distillation import Direction
-from nas.model.nn.fit import Precision, TrainingCheckpoint, TrainingPhase, TrainingState, fit, precision_of
+from nas.model.nn.fit import Precision, TrainingCheckpoint, TrainingState, fit, precision_of
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.train.adapt.library import LIBRARY_VERSION, SCHEDULE, Library
 from nas.train.pretrain.data import Tokens
-from nas.train.pretrain.loss import Distilled, pretraining_loss
-from nas.train.pretrain.next_token import Packed
+from nas.train.pretrain.loss import Distilled
+from nas.train.pretrain.next_token import Packed, packed_phase
 
 _CHECKPOINT_S = 60.0
-_CPU_TOKENS = 1024
-"""Most tokens of a pass on a CPU: activations take little memory beside two models, gradients and moments."""
-_ACCELERATOR_TOKENS = 32768
-"""Most tokens of a pass on an accelerator."""
+_TOKENS_AT_ONCE = (1024, 32768)
+"""Most tokens of a pass on a CPU, where activations take little memory beside two models, gradients and moments; and on
+an accelerator."""
 
 
 class Healing(BaseModel):
@@ -95,26 +93,13 @@ def heal(start: Callable[[], Model], library: Library, text: Packed, healing: He
 def _trained(model: Model, library: Library, text: Packed, healing: Healing, folder: Path) -> Model:
     """Trains a child, and returns it in evaluation mode; raises CandidateFailed if it diverges."""
     teacher, worker = library.teacher, library.worker
-    tokens = text.sequences * text.length
-    steps = max(1, round(healing.tokens / tokens))
+    steps = max(1, round(healing.tokens / (text.sequences * text.length)))
     distilled = Distilled(teacher.model, healing.weight, healing.temperature, healing.k, healing.direction)
-    rows = max(1, worker.most_tokens(_CPU_TOKENS, _ACCELERATOR_TOKENS) // healing.length)
 
-    def passes(step: int) -> list[tuple[torch.Tensor, ...]]:
-        inputs, labels = text.batch(step)
-        return list(zip(torch.split(inputs, rows), torch.split(labels, rows), strict=True))
+    def rate(step: int) -> float:
+        return healing.lr * SCHEDULE.factor(step, steps)
 
-    def loss(student: Model, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return pretraining_loss(student, inputs, labels, distilled) / tokens
-
-    phase = TrainingPhase(
-        name="healing",
-        steps=steps,
-        tokens=tokens,
-        batches=passes,
-        loss=loss,
-        rate=lambda step: healing.lr * SCHEDULE.factor(step, steps),
-    )
+    phase = packed_phase(text, steps, rate, distilled, worker, _TOKENS_AT_ONCE)
     key = content_hash(
         [
             LIBRARY_VERSION,

@@ -212,7 +212,8 @@ class Pretraining(TrainingPlan):
             batch: Tensor = model(tokens.to(worker.device))
             return batch[0]
 
-        return bits_per_byte(logits, scored, vocabulary, self.recipe.stages[0].length, worker.yield_hook)
+        length = self.recipe.stages[0].length
+        return bits_of(window_nats(logits, scored, vocabulary, length, worker.yield_hook), scored)
 
 
 def vocabulary_of(tokenizer: Path, layout: Layout, *, fim: bool = False) -> Vocabulary:
@@ -231,7 +232,7 @@ class Packed:
     from the next.
 
     Args:
-        name: of the stage, for messages.
+        name: of the stage.
         sources: their training parts are read.
         length: inputs per sequence, T.
         sequences: of a step, B.
@@ -244,7 +245,7 @@ class Packed:
     def __init__(self, name: str, sources: Sequence[Tokens], length: int, sequences: int, seed: int) -> None:
         self._parts = [source.train for source in sources]
         self._starts = np.concatenate([[0], np.cumsum([len(part) for part in self._parts])])
-        self.length, self.sequences, self._seed = length, sequences, seed
+        self.name, self.length, self.sequences, self._seed = name, length, sequences, seed
         self.tokens = int(self._starts[-1])
         self.windows = (self.tokens - 1) // length
         if self.windows < 1:
@@ -288,23 +289,42 @@ def held_out_windows(tokens: StoredIds, length: int) -> Iterator[Pair]:
         yield window[:, :-1], window[:, 1:]
 
 
-def _phase(
-    recipe: Recipe, number: int, sources: Sequence[Tokens], distilled: Distilled | None, worker: Worker
+def packed_phase(
+    text: Packed,
+    steps: int,
+    rate: Callable[[int], float],
+    distilled: Distilled | None,
+    worker: Worker,
+    at_once: tuple[int, int] = _TOKENS_AT_ONCE,
 ) -> TrainingPhase:
-    config, packed = recipe.stages[number], _packed(recipe, number, sources)
-    steps, tokens = recipe.steps(config), packed.sequences * packed.length
-    rows = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // packed.length)
+    """Returns the training on a packed text.
+
+    Args:
+        text: to train on.
+        steps: of the optimiser.
+        rate: step, from 0 -> learning rate.
+        distilled: the teacher; None: there is none.
+        worker: that trains.
+        at_once: most tokens of a forward pass, on a CPU and on an accelerator.
+    """
+    tokens, rows = text.sequences * text.length, max(1, worker.most_tokens(*at_once) // text.length)
 
     def passes(step: int) -> list[tuple[Tensor, ...]]:
-        inputs, labels = packed.batch(step, worker.rank, worker.world)
+        inputs, labels = text.batch(step, worker.rank, worker.world)
         return list(zip(torch.split(inputs, rows), torch.split(labels, rows), strict=True))
 
     def loss(model: Model, inputs: Tensor, labels: Tensor) -> Tensor:
         return pretraining_loss(model, inputs, labels, distilled) / tokens
 
-    return TrainingPhase(
-        config.name, steps, tokens, passes, loss, rate=lambda step: recipe.lr * config.schedule.factor(step, steps)
-    )
+    return TrainingPhase(text.name, steps, tokens, passes, loss, rate)
+
+
+def _phase(
+    recipe: Recipe, number: int, sources: Sequence[Tokens], distilled: Distilled | None, worker: Worker
+) -> TrainingPhase:
+    stage, text = recipe.stages[number], _packed(recipe, number, sources)
+    steps = recipe.steps(stage)
+    return packed_phase(text, steps, lambda step: recipe.lr * stage.schedule.factor(step, steps), distilled, worker)
 
 
 def _packed(recipe: Recipe, number: int, sources: Sequence[Tokens]) -> Packed:
@@ -346,30 +366,8 @@ def _check_teacher(teacher: Path, layout: Layout, recipe: Recipe) -> None:
         raise InvalidInput(f"distillation.k is {recipe.distillation.k}, of a vocabulary of {vocab:,}", where="--config")
 
 
-def bits_per_byte(
-    logits: Callable[[Tensor], Tensor],
-    sources: Sequence[Tokens],
-    vocabulary: Vocabulary,
-    length: int,
-    yield_hook: Callable[[], object] = lambda: None,
-) -> dict[str, float]:
-    """Returns source -> bits per byte of its held-out text, and `ALL` -> bits per byte of all sources together.
-
-    The text is read in independent windows of `length` tokens. Predictions of the marks between documents are not
-    counted, as the marks are not part of the text.
-
-    Args:
-        logits: the model: ids [1, T] -> logits [T, V].
-        sources: to score.
-        vocabulary: its marks are left out.
-        length: of a window.
-        yield_hook: called before each window; may block.
-    """
-    return bits_of(window_nats(logits, sources, vocabulary, length, yield_hook), sources)
-
-
 def bits_of(nats: Mapping[str, Sequence[float]], sources: Sequence[Tokens]) -> dict[str, float]:
-    """Returns source -> bits per byte, and `ALL` -> those of all sources together, from `window_nats`."""
+    """Returns source -> bits per byte of its held-out text, and `ALL` -> those of all together, from `window_nats`."""
     bits = {source.name: sum(nats[source.name]) / math.log(2) / source.held_out_bytes for source in sources}
     whole = sum(map(sum, nats.values())) / math.log(2) / sum(source.held_out_bytes for source in sources)
     return bits | {ALL: whole}
@@ -382,7 +380,18 @@ def window_nats(
     length: int,
     yield_hook: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Returns source -> nats of each window of its held-out text, with the arguments of `bits_per_byte`."""
+    """Returns source -> nats of each window of its held-out text.
+
+    Windows of `length` tokens are independent. Predictions of the marks between documents are not counted, as the marks
+    are not part of the text.
+
+    Args:
+        logits: the model: ids [1, T] -> logits [T, V].
+        sources: to score.
+        vocabulary: its marks are left out.
+        length: of a window.
+        yield_hook: called before each window; may block.
+    """
     nats: dict[str, list[float]] = {}
     for source in sources:
         nats[source.name] = []
