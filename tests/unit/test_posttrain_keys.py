@@ -11,6 +11,7 @@ import pytest
 from pretrain_lab import LAYOUT, SETTINGS, write_corpus
 
 from nas.core.family import MemberTraining
+from nas.measure.runtimes.base import Checkpoint
 from nas.train.posttrain import prefer
 from nas.train.posttrain.conversations import Preference
 from nas.train.posttrain.prefer import PreferRequest, PreferSettings
@@ -26,8 +27,8 @@ QUESTION = '{"messages": [{"role": "user", "content": "one"}'
 class Trained(MemberToTrain):
     """A member that was trained, whose weights nothing reads."""
 
-    def weights(self, training: MemberTraining | None = None) -> Path:
-        return Path("weights")
+    def weights(self, training: MemberTraining | None = None) -> Checkpoint:
+        return Checkpoint(Path("weights"), self.origin.checkpoint)
 
 
 def planned(member: MemberToTrain, request: TrainingRequest) -> tuple[str, str]:

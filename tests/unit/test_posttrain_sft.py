@@ -22,6 +22,7 @@ from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
 from nas.core.layout import Layout
 from nas.core.task import IGNORE
+from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
@@ -188,8 +189,8 @@ def test_a_step_of_several_workers_or_smaller_passes_is_that_of_one(
     TokenisedConversations.write(path, rows, [0] * 40, [False] * 40, {})
     settings = SftSettings(data=(DataSource(path="x"),), batch=16, dropout=0.1, held_out=0.0)
     plan = Sft(
-        layout=LAYOUT.to_json(), seed=0, tokenizer=tmp_path, tokenizer_sha256="", tokens="key", weights=tmp_path,
-        weights_sha256="", pad=0, settings=settings, date="2026-01-01", evaluations=[],
+        layout=LAYOUT.to_json(), seed=0, tokenizer=tmp_path, tokenizer_sha256="", tokens="key",
+        weights=Checkpoint(tmp_path, ""), pad=0, settings=settings, date="2026-01-01", evaluations=[],
     )  # fmt: skip
 
     def gradient(workers: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
 from nas.core.task import IGNORE
+from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Log, TrainingPhase, Worker
 from nas.model.nn.optimisers import Optimiser
 from nas.serve.views.family import member_folder
@@ -40,18 +41,17 @@ class FineTuningRequest(TrainingRequest):
         return FineTuning(
             layout=member.layout.to_json(), seed=0, tokenizer=member.tokenizer,
             tokenizer_sha256=sha256_of(member.tokenizer), answers=self.answers, steps=self.steps,
-            weights=member.weights(), weights_sha256=member.before[-1].checkpoint,
+            weights=member.weights(),
         )  # fmt: skip
 
 
 class FineTuning(TrainingPlan):
     answers: tuple[tuple[str, str], ...]
     steps: int
-    weights: Path
-    weights_sha256: str
+    weights: Checkpoint
 
     def key_inputs(self) -> dict[str, Any]:
-        return {"answers": content_hash(self.answers), "steps": self.steps, "start": self.weights_sha256}
+        return {"answers": content_hash(self.answers), "steps": self.steps, "start": self.weights.sha256}
 
     def config(self) -> dict[str, Any]:
         return {"answers": len(self.answers), "steps": self.steps}
@@ -61,7 +61,7 @@ class FineTuning(TrainingPlan):
         return len(self.answers)
 
     def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
-        return self.weights, f"checkpoint:{self.weights_sha256}"
+        return self.weights.path, self.weights.describe()
 
     def optimiser(self) -> Optimiser:
         return Optimiser(weight_decay=0.0, clip=1.0, balance_rate=0.0)

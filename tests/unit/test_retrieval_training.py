@@ -132,6 +132,12 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path, monkeypatc
     resumed = train(tmp_path, PAIRS, log=lines.append)
     assert "training out from step 5 to 16" in lines
     assert resumed.weights == whole.weights
+    (tmp_path / "out" / "model.safetensors").unlink()
+    with pytest.raises(InvalidInput, match="is missing, or not what the training wrote"):
+        train(tmp_path, PAIRS)
+    (tmp_path / "out" / "retrieval.json").write_text("{")
+    with pytest.raises(InvalidInput, match="no JSON"):
+        train(tmp_path, PAIRS)
 
 
 def test_members_children_and_late_interaction_models_are_starts(

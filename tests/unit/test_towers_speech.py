@@ -285,6 +285,11 @@ def test_discriminators_that_fit_no_clip_are_refused(values: dict[str, list[int]
         codec_settings(**values)
 
 
+def test_sounds_are_no_lines_that_could_be_skipped() -> None:
+    with pytest.raises(ValueError, match="bad_lines"):
+        codec_settings(bad_lines="skip")
+
+
 @pytest.mark.parametrize("source", ["own", "mimi"])
 def test_codecs_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     own_home(tmp_path, monkeypatch)

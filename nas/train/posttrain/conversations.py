@@ -45,31 +45,40 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
 _IN_ANSWERS = ("<|tool_call_start|>", "<|tool_call_end|>")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of what a model thinks before it answers; templates get it under the first two, as in transformers."""
-_MOST_PROBLEMS = 20
+MOST_PROBLEMS = 20
+"""That are named of a file."""
 
 
-class Line(BaseModel, ABC):
+class Line(BaseModel):
     """A line of a file of data; other keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        """Returns the line that a record of any form of `nas.train.posttrain.formats` is.
+        """Returns the line that a record is.
 
         Raises:
-            ValueError: it has none of the forms, or lacks something.
+            ValueError: the record lacks something.
         """
+        return cls.model_validate(record)
+
+    def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
+        """Returns why the line cannot be used with a tokenizer of `special` tokens; None: it can."""
+        return None
+
+
+class ChatLine(Line, ABC):
+    """A line with answers, in any form of `nas.train.posttrain.formats`."""
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
         return cls.model_validate(converted(record))
 
     @property
     @abstractmethod
     def conversations(self) -> Sequence[Conversation]:
         """Conversations that end with the line's answers."""
-
-    @abstractmethod
-    def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
-        """Returns why the line cannot be used with a tokenizer of `special` tokens; None: it can."""
 
 
 class Message(BaseModel):
@@ -122,7 +131,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-class Conversation(Line):
+class Conversation(ChatLine):
     """A conversation that ends with an answer."""
 
     messages: tuple[Message, ...] = Field(min_length=1)
@@ -150,7 +159,7 @@ class Conversation(Line):
         return problem or (None if trained else "every answer has weight 0")
 
 
-class Preference(Line):
+class Preference(ChatLine):
     """A question with a better and a worse answer."""
 
     messages: tuple[Message, ...] = Field(min_length=1)
@@ -175,6 +184,7 @@ class Preference(Line):
 
 
 AnyLine = TypeVar("AnyLine", bound=Line)
+AnyChatLine = TypeVar("AnyChatLine", bound=ChatLine)
 
 
 def problem_of(messages: Sequence[Message], last: Role, special: Sequence[str] = SPECIAL) -> str | None:
@@ -188,8 +198,8 @@ def problem_of(messages: Sequence[Message], last: Role, special: Sequence[str] =
     before = ""
     for number, message in enumerate(messages, 1):
         if message.role not in _FOLLOWS[before]:
-            expected = " or ".join(_FOLLOWS[before])
-            return f"message {number} has role {message.role}, expected {expected} {_position(before)}"
+            expected, where = " or ".join(_FOLLOWS[before]), f"after {before}" if before else "at the start"
+            return f"message {number} has role {message.role}, expected {expected} {where}"
         if message.role in ("user", "assistant") and not message.said.strip() and not message.tool_calls:
             return f"message {number} ({message.role}) is empty"
         allowed = _IN_ANSWERS if message.role == "assistant" else ()
@@ -197,10 +207,6 @@ def problem_of(messages: Sequence[Message], last: Role, special: Sequence[str] =
             return f"message {number} ({message.role}) contains the special token {token}"
         before = message.role
     return None if before == last else f"the last message has role {before or 'none'}, expected {last}"
-
-
-def _position(before: str) -> str:
-    return f"after {before}" if before else "at the start"
 
 
 def problem_of_tools(tools: Sequence[Tool], special: Sequence[str] = SPECIAL) -> str | None:
@@ -221,7 +227,7 @@ def read_lines(path: Path, kind: type[AnyLine]) -> list[AnyLine]:
 def read_placed_lines(
     path: Path, kind: type[AnyLine], special: Sequence[str] = SPECIAL, bad: list[str] | None = None
 ) -> list[tuple[str, AnyLine]]:
-    """Reads a file of conversations or preferences, each with its place, `file:line`; empty lines are skipped.
+    """Reads a file of lines of one kind, each with its place, `file:line`; empty lines are skipped.
 
     A file may also hold one JSON list, whose places are `file, record N`, and may be compressed.
 
@@ -243,15 +249,21 @@ def read_placed_lines(
             lines.append((place, parsed))
             continue
         problems.append(f"{place}: {parsed}")
-        if bad is None and len(problems) == _MOST_PROBLEMS:
+        if bad is None and len(problems) == MOST_PROBLEMS:
             break
-    if problems and (bad is None or not lines):
-        raise InvalidInput("\n".join(problems[:_MOST_PROBLEMS]))
+    if bad is None or not lines:
+        raise_problems(problems)
     if not lines:
         raise InvalidInput("holds no line", where=str(path))
     if bad is not None:
         bad += problems
     return lines
+
+
+def raise_problems(problems: Sequence[str]) -> None:
+    """Raises InvalidInput with one line for each of the first problems, if there are any."""
+    if problems:
+        raise InvalidInput("\n".join(problems[:MOST_PROBLEMS]))
 
 
 def placed_records(path: Path) -> Iterator[tuple[str, Any]]:
@@ -286,7 +298,7 @@ def _json_or_error(line: bytes, path: Path | None) -> Any:
 
 
 def check_files(
-    files: Iterable[tuple[str, type[Line]]],
+    files: Iterable[tuple[str, type[ChatLine]]],
     tokenizer: Path | None = None,
     date: str = DATE,
     *,
@@ -327,8 +339,8 @@ def _parsed(record: Any, kind: type[AnyLine], special: Sequence[str]) -> AnyLine
         parsed = kind.from_record(record)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        return f"{place}: {first['msg']}" if place else first["msg"]
+        place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        return f"{place}: {message}" if place else message
     except ValueError as error:
         return str(error)
     return parsed.problem(special) or parsed
@@ -475,7 +487,9 @@ class ChatTokenizer:
         message = Message(role="assistant", content=self._split(answer)[0].strip())
         return conversation.model_copy(update={"messages": (*conversation.question, message)})
 
-    def placed(self, lines: Iterable[tuple[str, AnyLine]], bad: list[str] | None = None) -> list[tuple[str, AnyLine]]:
+    def placed(
+        self, lines: Iterable[tuple[str, AnyChatLine]], bad: list[str] | None = None
+    ) -> list[tuple[str, AnyChatLine]]:
         """Returns the lines that the chat template says.
 
         Args:
@@ -497,8 +511,8 @@ class ChatTokenizer:
                 problems.append(f"{place}: {error.message}")
                 if bad is None:
                     break
-        if problems and (bad is None or not good):
-            raise InvalidInput("\n".join(problems[:_MOST_PROBLEMS]))
+        if bad is None or not good:
+            raise_problems(problems)
         if bad is not None:
             bad += problems
         return good

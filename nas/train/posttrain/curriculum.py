@@ -14,7 +14,6 @@ import re
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from nas.core.layout import Layout
 from nas.core.stored import stored
 from nas.core.strict import StrictKeys
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
+from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Log
 from nas.model.nn.model import Model
 from nas.model.nn.weights import checkpoint_layout, load_model
@@ -61,10 +61,9 @@ class CurriculumSettings(StrictKeys):
 
 
 class Solver(NamedTuple):
-    """A model of the ensemble: its file of weights, with SHA-256 and layout."""
+    """A model of the ensemble."""
 
-    weights: Path
-    sha256: str
+    weights: Checkpoint
     layout: Layout
 
 
@@ -76,17 +75,17 @@ def solvers(settings: CurriculumSettings, member: MemberToTrain) -> list[Solver]
     """
     ensemble, tokenizer = [], read_member_tokenizer(member.tokenizer)
     for name in settings.models:
-        path, sha256 = named_weights(member, name, where=f"{CURRICULUM}.models")
-        layout = checkpoint_layout(path)
-        require_fit(tokenizer, layout, f"{CURRICULUM}.models: {name}")
-        ensemble.append(Solver(path, sha256, layout))
+        weights = named_weights(member, name, where=f"{CURRICULUM}.models")
+        solver = Solver(weights, checkpoint_layout(weights.path))
+        require_fit(tokenizer, solver.layout, f"{CURRICULUM}.models: {name}")
+        ensemble.append(solver)
     return ensemble
 
 
 def curriculum_inputs(settings: CurriculumSettings, ensemble: Sequence[Solver]) -> dict[str, Any]:
     """Returns the part of the cache key that comes from the settings and the models."""
     fields = settings.model_dump(mode="json", exclude={"models"})
-    return {"curriculum": CURRICULUM_VERSION, "models": [solver.sha256 for solver in ensemble], **fields}
+    return {"curriculum": CURRICULUM_VERSION, "models": [solver.weights.sha256 for solver in ensemble], **fields}
 
 
 def solved_shares(
@@ -135,14 +134,14 @@ def _right(
     for start in range(0, len(conversations), _QUESTIONS_AT_ONCE):
         chunk = conversations[start : start + _QUESTIONS_AT_ONCE]
         questions = [chat.question(conversation.question, conversation.tools) for conversation in chunk]
-        inputs = [solver.sha256, chat.content, chat.identity, settings.answer_tokens, questions]
+        inputs = [solver.weights.sha256, chat.content, chat.identity, settings.answer_tokens, questions]
 
         def answer(questions: list[list[int]] = questions, end: int = start + len(chunk)) -> bytes:
             nonlocal model
-            model = model or load_model(solver.weights, solver.layout)
+            model = model or load_model(solver.weights.path, solver.layout)
             with HostLock(host_lock_folder()).shared() as hold:
                 replies = generate(model, questions, settings.answer_tokens, chat.ends, yield_hook=hold.yield_if_wanted)
-            log(f"{solver.weights}: answered {end:,} of {len(conversations):,} questions")
+            log(f"{solver.weights.path}: answered {end:,} of {len(conversations):,} questions")
             return json.dumps([chat.answer_of(ids) for ids in replies]).encode()
 
         answers = json.loads(stored("answers", CURRICULUM_VERSION, inputs, answer, suffix=".json").read_bytes())

@@ -189,10 +189,10 @@ def evaluate_member(
     training, layout = read_record(folder / TRAINING, MemberTraining), Layout.parse(member.layout)
     trained = MemberToTrain(folder, layout, tokenizer_of(folder), () if training is None else training.history)
     chat, weights, files = chat_tokenizer(folder, date), trained.weights(), files_of(folder)
-    described = f"checkpoint:{trained.before[-1].checkpoint}"
-    if files is None or files.weights != described:
-        raise InvalidInput(f"the files of {size} do not hold {described}: repeat the last training", where="--size")
-    right = questions.judge(answerer(load_model(weights, layout), chat), chat)
+    if files is None or files.weights != weights.describe():
+        problem = f"the files of {size} do not hold {weights.describe()}: repeat the last training"
+        raise InvalidInput(problem, where="--size")
+    right = questions.judge(answerer(load_model(weights.path, layout), chat), chat)
     scores = {PYTORCH: counts(right)}
     missing: dict[str, str] = {}
     written = {file.quantisation.lower() for file in files.files if file.kind in _DIALOGUES}
@@ -209,7 +209,7 @@ def evaluate_member(
         else:
             scores[quantisation] = counts(judgements, right)
     evaluation = MemberEvaluation(
-        weights=described,
+        weights=weights.describe(),
         tasks=questions.name,
         scores=scores,
         missing=missing,

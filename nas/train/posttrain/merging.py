@@ -22,6 +22,7 @@ from nas.core.family import PRETRAININGS
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile
 from nas.core.strict import StrictKeys
+from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Log, Worker
 from nas.model.nn.primitives import generator_of
 from nas.model.nn.weights import checkpoint_layout
@@ -268,10 +269,8 @@ class MergeRequest(TrainingRequest):
             member,
             settings.seed,
             settings=settings,
-            models=[path for path, _ in models],
-            models_sha256=[sha256 for _, sha256 in models],
-            base=base and base[0],
-            base_sha256=base and base[1],
+            models=models,
+            base=base,
             evaluations=[sha256_of(Path(path)) for path in settings.evaluate],
             date=self.date,
         )
@@ -289,27 +288,27 @@ def check_names(names: Iterable[str], stage_names: Collection[str], where: str) 
             raise InvalidInput(f"{name} is neither weights nor an earlier stage; stages: {stages}", where=where)
 
 
-def named_weights(member: MemberToTrain, name: str, where: str) -> tuple[Path, str]:
-    """Returns the weights of the earlier training `name`, or of that file or folder of shards, and their SHA-256.
+def named_weights(member: MemberToTrain, name: str, where: str) -> Checkpoint:
+    """Returns the weights of the earlier training `name`, or of that file or folder of shards.
 
     Raises:
         InvalidInput: there is neither.
     """
     if training := member.named(name):
-        return member.weights(training), training.checkpoint
+        return member.weights(training)
     check_names([name], names_of(member.before), where)
     path = Path(name).resolve()
     if not path.is_dir():
-        return path, sha256_of(path)
-    return path, content_hash([[file.name, sha256_of(file)] for file in Shards(path).files])
+        return Checkpoint(path, sha256_of(path))
+    return Checkpoint(path, content_hash([[file.name, sha256_of(file)] for file in Shards(path).files]))
 
 
-def _weights(member: MemberToTrain, name: str, where: str) -> tuple[Path, str]:
+def _weights(member: MemberToTrain, name: str, where: str) -> Checkpoint:
     """Returns `named_weights`; raises InvalidInput where they are of another layout."""
-    path, sha256 = named_weights(member, name, where)
-    if (layout := _layout_of(path)) != member.layout:
-        raise InvalidInput(f"holds weights of {layout}, not of {member.layout}", where=str(path))
-    return path, sha256
+    weights = named_weights(member, name, where)
+    if (layout := _layout_of(weights.path)) != member.layout:
+        raise InvalidInput(f"holds weights of {layout}, not of {member.layout}", where=str(weights.path))
+    return weights
 
 
 def _layout_of(path: Path) -> Layout:
@@ -330,30 +329,28 @@ class Merge(GivenWeights):
     """Plan of a merge: start weights, and nothing to train."""
 
     settings: MergeStageSettings
-    models: list[Path]
-    models_sha256: list[str]
-    base: Path | None
-    base_sha256: str | None
+    models: list[Checkpoint]
+    base: Checkpoint | None
     evaluations: list[str]
     date: str
 
     def key_inputs(self) -> dict[str, Any]:
         return {
             "merge": self.settings.model_dump(mode="json", exclude={"models", "base", "evaluate"}),
-            "models": self.models_sha256,
-            "base": self.base_sha256,
             "evaluations": self.evaluations,
+            **self._merged,
         }
 
     def config(self) -> dict[str, Any]:
-        return {
-            "settings": self.settings.model_dump(mode="json"),
-            "models": self.models_sha256,
-            "base": self.base_sha256,
-        }
+        return {"settings": self.settings.model_dump(mode="json"), **self._merged}
+
+    @property
+    def _merged(self) -> dict[str, Any]:
+        return {"models": [model.sha256 for model in self.models], "base": self.base and self.base.sha256}
 
     def start(self, folder: Path, log: Log) -> tuple[Path | None, str]:
-        merge(self.models, self.base, self.settings, folder / START)
+        base = None if self.base is None else self.base.path
+        merge([model.path for model in self.models], base, self.settings, folder / START)
         return folder / START, f"{self.settings.method} of {', '.join(self.settings.models)}"
 
     def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:

@@ -89,14 +89,17 @@ class TorchTalker:
         """Returns what the model reads of a question, ids [1, T]; subclasses may return embeddings [1, T, D]."""
         return torch.tensor([list(question)])
 
+    def room(self, question: Sequence[int], most: int) -> int:
+        """Returns how many of `most` tokens an answer may have; raises InvalidInput where there is no room."""
+        if (room := min(most, self.context - len(question))) < 1:
+            raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self.context:,}")
+        return room
+
     @torch.no_grad()
     def answer(
         self, question: Sequence[int], most: int, ends: Sequence[int], *, temperature: float = 0.0, seed: int = 0
     ) -> Iterator[int]:
-        most = min(most, self.context - len(question))
-        if most < 1:
-            raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self.context:,}")
-        rng = np.random.default_rng(seed)
+        most, rng = self.room(question, most), np.random.default_rng(seed)
         features, state = self.model.read(self.inputs(question))
         logits = self.model.logits(features[:, -1])
         for remaining in range(most, 0, -1):

@@ -44,11 +44,10 @@ from nas.train.posttrain.judges import RULES, Judge, Sample, command_judge, pref
 from nas.train.posttrain.objective import answer_nats
 from nas.train.posttrain.reward_model import RewardModel, folder_sha256
 from nas.train.posttrain.sft import (
-    PASSES_VERSION,
     TOKENS_AT_ONCE,
     ConversationPlan,
+    ConversationSettings,
     TokenisedConversations,
-    TrainingSettings,
     chat_of,
     evaluation_questions,
     held_out_by_question,
@@ -66,7 +65,7 @@ ACCURACY = "held-out preferences kept"
 _QUESTIONS_AT_ONCE = 64
 
 
-class PreferSettings(TrainingSettings):
+class PreferSettings(ConversationSettings):
     """Settings of a preference alignment; defaults are the LFM2 report's (table 5) where it has them."""
 
     epochs: float = Field(2, gt=0)
@@ -89,15 +88,6 @@ class PreferSettings(TrainingSettings):
     judge_command: tuple[str, ...] = Field((), description="program and arguments that score the samples instead")
     judge_model: str | None = Field(None, description="folder of a reward model that scores the samples instead")
     length: int = Field(1024, ge=2, description="most tokens; longer preferences are dropped, never cut")
-    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of preferences that are only scored")
-    evaluate: tuple[str, ...] = Field(
-        (), description="files of conversations: pairs may not overlap, and answers are compared at the end"
-    )
-    benchmarks: str | None = Field(
-        None,
-        exclude_if=lambda folder: folder is None,
-        description="folder of data sets as of `nas family evaluate --benchmarks`: pairs may not overlap",
-    )
     ngram: int = Field(
         13, ge=1, exclude_if=lambda words: words == 13, description="words that a question may not share; see sft"
     )
@@ -176,9 +166,8 @@ class PreferRequest(TrainingRequest):
 
     def plan(self, member: MemberToTrain, log: Log) -> Prefer:
         weights, settings, chat = member.weights(), self.settings, chat_of(self, member, log)
-        pair_hashes, question_hashes, evaluation_hashes = (
-            [sha256_of(Path(path)) for path in files]
-            for files in (settings.pairs, settings.questions, settings.evaluate)
+        pair_hashes, question_hashes = (
+            [sha256_of(Path(path)) for path in files] for files in (settings.pairs, settings.questions)
         )
         sampled = bool(settings.questions)
         evaluations = evaluation_questions(settings.evaluate, settings.benchmarks)
@@ -194,7 +183,10 @@ class PreferRequest(TrainingRequest):
                 evaluations,
                 member.origin.checkpoint if sampled else None,
                 folder_sha256(Path(settings.judge_model)) if sampled and settings.judge_model else None,
-                _hashes_of_words(settings.judge_command) if sampled else None,
+                # Scripts of a judge and what they read are files that words of the command name.
+                {word: sha256_of(Path(word)) for word in settings.judge_command if Path(word).is_file()}
+                if sampled
+                else None,
                 settings.bad_lines,
             ]
         )
@@ -207,14 +199,10 @@ class PreferRequest(TrainingRequest):
             texts = [question_text(pair.conversation(pair.chosen)) for pair in pairs]
             pairs = [pairs[index] for index in _apart(texts, evaluations, settings, log)]
             if settings.questions:
-                pairs += _on_policy(settings, member, load_model(weights, member.layout), chat, key, evaluations, log)
+                model = load_model(weights.path, member.layout)
+                pairs += _on_policy(settings, member, model, chat, key, evaluations, log)
             _write_pairs(path, pairs, chat, settings, log)
-        return Prefer.from_weights(member, weights, settings, key, chat, evaluations=evaluation_hashes, date=self.date)
-
-
-def _hashes_of_words(command: Sequence[str]) -> dict[str, str]:
-    """Returns the SHA-256 of the files that words of a command name: scripts of a judge and what they read."""
-    return {word: sha256_of(Path(word)) for word in command if Path(word).is_file()}
+        return Prefer.from_weights(member, weights, settings, key, chat, self.date)
 
 
 _PATHS = {"pairs", "questions", "evaluate", "benchmarks", "judge_model"}
@@ -336,18 +324,11 @@ class Prefer(ConversationPlan):
     """Plan of a preference alignment; `tokens` are those of both answers of each preference."""
 
     settings: PreferSettings
-    evaluations: list[str]
 
     def key_inputs(self) -> dict[str, Any]:
         # Without paths: the contents of files and folders are in `tokens`.
         settings = self.settings.model_dump(mode="json", exclude={*_PATHS, "bad_lines"})
-        return {
-            "prefer": settings,
-            "preferences": self.tokens,
-            "evaluations": self.evaluations,
-            "start": self.weights_sha256,
-            "passes": PASSES_VERSION,
-        }
+        return {"prefer": settings, "preferences": self.tokens, **self.common_inputs()}
 
     def config(self) -> dict[str, Any]:
         data = self.conversations
@@ -361,7 +342,7 @@ class Prefer(ConversationPlan):
     def phases(self, worker: Worker) -> list[TrainingPhase]:
         settings, data = self.settings, self.conversations
         pairs = np.flatnonzero(~data.held_out[::2])
-        reference = load_model(self.weights, Layout.from_json(self.layout)).to(worker.device)
+        reference = load_model(self.weights.path, Layout.from_json(self.layout)).to(worker.device)
         steps, most = settings.steps(len(pairs)), worker.most_tokens(*TOKENS_AT_ONCE) // 2
 
         def drawn(step: int) -> list[int]:
@@ -387,7 +368,7 @@ class Prefer(ConversationPlan):
         """Returns the share of held-out preferences with a greater reward for the chosen answer, and exact matches."""
         assert isinstance(model, Model)
         data = self.conversations
-        reference = load_model(self.weights, Layout.from_json(self.layout)).to(worker.device)
+        reference = load_model(self.weights.path, Layout.from_json(self.layout)).to(worker.device)
         agreed, pairs = 0, np.flatnonzero(data.held_out[::2])
         for pair in pairs:
             worker.yield_hook()

@@ -27,11 +27,12 @@ from nas.core.canonical import content_hash, in_share, sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.strict import StrictKeys
 from nas.core.task import IGNORE
+from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import Log, TrainingPhase, Worker, save_tensors
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.train.posttrain.conversations import (
-    AnyLine,
+    AnyChatLine,
     ChatTokenizer,
     Conversation,
     check_files,
@@ -86,11 +87,7 @@ class TrainingSettings(StrictKeys):
     eps: float = Field(1e-8, gt=0)
     clip: float = Field(1.0, gt=0)
     balance_rate: float = Field(0.0, ge=0, description="step of the experts' bias")
-    bad_lines: Literal["refuse", "skip"] = Field(
-        "refuse",
-        exclude_if=lambda what: what == "refuse",
-        description="of files to train on, or to answer: what is done with those that cannot be used",
-    )
+    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of the data that is only scored")
     seed: int = Field(0, ge=0)
 
     def optimiser(self) -> Optimiser:
@@ -108,10 +105,9 @@ class TrainingSettings(StrictKeys):
         return self.lr * schedule.factor(step, steps)
 
 
-class SftSettings(TrainingSettings):
-    """Settings of a supervised fine-tuning."""
+class ConversationSettings(TrainingSettings):
+    """Settings of a stage of a member that trains on conversations."""
 
-    data: tuple[DataSource, ...] = Field(min_length=1)
     evaluate: tuple[str, ...] = Field(
         (),
         description="files of conversations: training data may not overlap, and answers are compared at the end",
@@ -121,12 +117,22 @@ class SftSettings(TrainingSettings):
         exclude_if=lambda folder: folder is None,
         description="folder of data sets as of `nas family evaluate --benchmarks`: training data may not overlap",
     )
+    bad_lines: Literal["refuse", "skip"] = Field(
+        "refuse",
+        exclude_if=lambda what: what == "refuse",
+        description="of files to train on, or to answer: what is done with those that cannot be used",
+    )
+
+
+class SftSettings(ConversationSettings):
+    """Settings of a supervised fine-tuning."""
+
+    data: tuple[DataSource, ...] = Field(min_length=1)
     filters: Filters = Filters()
     curriculum: CurriculumSettings | None = Field(
         None, exclude_if=lambda one: one is None, description="order of an epoch, from easy to hard; none: at random"
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="of token embeddings")
-    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of conversations that are only scored")
 
     @model_validator(mode="after")
     def _shares(self) -> SftSettings:
@@ -173,8 +179,8 @@ def chat_of(request: TrainingRequest, member: MemberToTrain, log: Log) -> ChatTo
 
 
 def read_sayable(
-    files: Iterable[Path], kind: type[AnyLine], chat: ChatTokenizer, bad_lines: Literal["refuse", "skip"]
-) -> tuple[list[list[AnyLine]], int]:
+    files: Iterable[Path], kind: type[AnyChatLine], chat: ChatTokenizer, bad_lines: Literal["refuse", "skip"]
+) -> tuple[list[list[AnyChatLine]], int]:
     """Returns the lines of each file that can be trained on, and the number of bad ones that were skipped.
 
     Raises:
@@ -199,7 +205,7 @@ def select(
         evaluations: questions that training data may not overlap.
         filters: to apply.
         chat: tokenizer of the member.
-        bad_lines: see `TrainingSettings`.
+        bad_lines: see `ConversationSettings`.
 
     Raises:
         InvalidInput: a file has problems, named by line, or every conversation was dropped.
@@ -457,13 +463,7 @@ class SftRequest(TrainingRequest):
             TokenisedConversations.write(path, rows, selected.sources, held_out, selected.dropped, solved)
             dropped = ", ".join(f"{name} {count:,}" for name, count in selected.dropped.items() if count)
             log(f"{len(selected.conversations):,} conversations; dropped: {dropped or 'none'}")
-        hashes = [sha256_of(Path(path)) for path in settings.evaluate]
-        return Sft.from_weights(member, weights, settings, key, chat, date=self.date, evaluations=hashes)
-
-
-def _seed(seed: int, number: int) -> int:
-    """Returns the seed of what is dropped of the conversation that is read as number `number`."""
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        return Sft.from_weights(member, weights, settings, key, chat, self.date)
 
 
 def tokens_path(key: str) -> Path:
@@ -472,37 +472,49 @@ def tokens_path(key: str) -> Path:
 
 
 class ConversationPlan(TrainingPlan):
-    """Plan of a training on conversations that starts from the member's weights."""
+    """Plan of a training on conversations that continues weights of the member.
 
-    settings: TrainingSettings
+    Args:
+        settings: of the training.
+        tokens: key of the tokenised conversations.
+        weights: to continue.
+        pad: id behind the end of a conversation.
+        date: of chat templates.
+        evaluations: hashes of the files that are answered for the record.
+    """
+
+    settings: ConversationSettings
     tokens: str
-    """Key of the tokenised conversations."""
-    weights: Path
-    weights_sha256: str
+    weights: Checkpoint
     pad: int
     date: str
+    evaluations: list[str]
 
     @classmethod
     def from_weights(
         cls,
         member: MemberToTrain,
-        weights: Path,
-        settings: TrainingSettings,
+        weights: Checkpoint,
+        settings: ConversationSettings,
         tokens: str,
         chat: ChatTokenizer,
-        **fields: Any,
+        date: str,
     ) -> Self:
-        """Returns the plan of a member's training from `weights`; `fields` are those of the subclass, and `date`."""
+        """Returns the plan of a member's training."""
         return cls.of(
             member,
             settings.seed,
             settings=settings,
             tokens=tokens,
             weights=weights,
-            weights_sha256=member.origin.checkpoint,
             pad=chat.pad,
-            **fields,
+            date=date,
+            evaluations=[sha256_of(Path(path)) for path in settings.evaluate],
         )
+
+    def common_inputs(self) -> dict[str, Any]:
+        """Returns the inputs of the key that every training on conversations has besides settings and data."""
+        return {"evaluations": self.evaluations, "start": self.weights.sha256, "passes": PASSES_VERSION}
 
     @property
     def conversations(self) -> TokenisedConversations:
@@ -514,7 +526,7 @@ class ConversationPlan(TrainingPlan):
         return self.settings.batch
 
     def start(self, folder: Path, log: Log) -> tuple[Path | None, str]:
-        return self.weights, f"checkpoint:{self.weights_sha256}"
+        return self.weights.path, self.weights.describe()
 
     def optimiser(self) -> Optimiser:
         return self.settings.optimiser()
@@ -524,26 +536,12 @@ class Sft(ConversationPlan):
     """Plan of a fine-tuning."""
 
     settings: SftSettings
-    evaluations: list[str]
-    """Hashes of the files that are answered for the record."""
 
     def key_inputs(self) -> dict[str, Any]:
         # Without paths: the conversations are in `tokens`.
-        apart: dict[str, Any] = {
-            "data": {"__all__": {"path"}},
-            "evaluate": True,
-            "benchmarks": True,
-            "curriculum": True,
-            "bad_lines": True,
-        }
-        settings = self.settings.model_dump(mode="json", exclude=apart)
-        return {
-            "sft": settings,
-            "conversations": self.tokens,
-            "evaluations": self.evaluations,
-            "start": self.weights_sha256,
-            "passes": PASSES_VERSION,
-        }
+        apart: dict[str, Any] = dict.fromkeys(("evaluate", "benchmarks", "curriculum", "bad_lines"), True)
+        settings = self.settings.model_dump(mode="json", exclude=apart | {"data": {"__all__": {"path"}}})
+        return {"sft": settings, "conversations": self.tokens, **self.common_inputs()}
 
     def config(self) -> dict[str, Any]:
         data = self.conversations
@@ -565,7 +563,8 @@ class Sft(ConversationPlan):
             drawn = [mixture[number] for number in numbers]
             counted = sum(map(data.answer_tokens, drawn))
             conversations = [data.conversation(index) for index in drawn[worker.rank :: worker.world]]
-            seeds = [_seed(settings.seed, number) for number in numbers[worker.rank :: worker.world]]
+            sequences = (np.random.SeedSequence([settings.seed, n]) for n in numbers[worker.rank :: worker.world])
+            seeds = [int(sequence.generate_state(1)[0]) for sequence in sequences]
             batches: list[tuple[Tensor, ...]] = []
             for places in passes_of([len(inputs) for inputs, _ in conversations], most):
                 inputs = padded([conversations[place][0] for place in places], self.pad)

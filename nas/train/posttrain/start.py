@@ -143,8 +143,9 @@ def start_model(name: str) -> StartModel:
     tokenizer = found_tokenizer(tokenizer_of(folder))
     history = () if record is None else record.history
     trained = MemberToTrain(folder, Layout.parse(member.layout), tokenizer.source, history)
-    weights, sha256 = trained.weights(), trained.origin.checkpoint
-    return StartModel(f"{size} of {family}, SHA-256 {sha256[:12]}", weights, folder, [sha256], tokenizer)
+    weights = trained.weights()
+    described = f"{size} of {family}, SHA-256 {weights.sha256[:12]}"
+    return StartModel(described, weights.path, folder, [weights.sha256], tokenizer)
 
 
 def require_member(family: str, size: str, origin: Origin) -> None:

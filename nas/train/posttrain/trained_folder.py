@@ -7,27 +7,44 @@ OUTPUT/...                              the result; its record is written last
 
 from __future__ import annotations
 
-import json
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor, nn
 
-from nas.core.canonical import sha256_of
+from nas.core.canonical import content_hash, in_share, sha256_of
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InvalidInput
 from nas.core.family import FamilyRecord, read_record, write_record
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
-from nas.model.nn.fit import Log, TrainingState, Worker, thinned
-from nas.train.release.shards import SINGLE
+from nas.measure.runtimes.base import Checkpoint
+from nas.model.nn.fit import (
+    Log,
+    TrainingCheckpoint,
+    TrainingPhase,
+    TrainingState,
+    Worker,
+    fit,
+    thinned,
+    training_precision,
+)
+from nas.train.posttrain.sft import TrainingSettings
+from nas.train.pretrain.member_training import CHECKPOINT, CURVE_POINTS
+from nas.train.release.shards import SINGLE, read_json
 from nas.train.release.tokenizer import json_bytes
 
+REQUEST = "request.json"
 _FOLDER = "training"
-_REQUEST = "request.json"
-_CURVE_POINTS = 200
+
+AnyItem = TypeVar("AnyItem")
 
 
 class FolderRecord(FamilyRecord):
@@ -61,32 +78,108 @@ class FolderRecord(FamilyRecord):
     device: str
     hilnas: str
 
-    @classmethod
-    def of(
-        cls,
-        output: Path,
-        key: str,
-        state: TrainingState,
-        worker: Worker,
-        scores: Sequence[dict[str, float]],
-        **more: Any,
-    ) -> Self:
-        """Returns the record of a training that has ended.
 
-        Args:
-            output: folder with the weights.
-            key: hash of all its inputs.
-            state: at its end.
-            worker: that trained.
-            scores: before and after.
-            more: the other fields.
+AnySettings = TypeVar("AnySettings", bound=TrainingSettings)
+AnyRecord = TypeVar("AnyRecord", bound=FolderRecord)
+
+
+class FolderTraining(ABC, Generic[AnySettings, AnyRecord]):
+    """A training whose result is a folder of its own; each kind of training is a subclass.
+
+    Args:
+        output: folder of the result.
+        settings: of the training.
+        inputs: all that the result depends on, as JSON values.
+        checkpoint_s: least seconds between checkpoints.
+
+    Attributes:
+        record: class of the record.
+        file: of the record, in `output`.
+        phase: shown in progress lines.
+        steps: of the optimiser.
+        tokens: of a step, about.
+        worker: this process, from `start` on.
+    """
+
+    record: type[AnyRecord]
+    file: str
+    phase: str
+    steps: int
+    tokens: int
+    worker: Worker
+
+    def __init__(self, output: Path, settings: AnySettings, inputs: Sequence[Any], checkpoint_s: float) -> None:
+        self.output, self.settings, self._checkpoint_s = output, settings, checkpoint_s
+        self.key = content_hash(inputs)
+
+    @abstractmethod
+    def start(self, folder: Path) -> nn.Module:
+        """Returns the model to train; `folder` is of the training's files."""
+
+    @abstractmethod
+    def passes(self, step: int) -> list[tuple[Tensor, ...]]:
+        """Returns the passes of a step, each of the tensors that `loss` takes after the model."""
+
+    @abstractmethod
+    def loss(self, model: Any, *tensors: Tensor) -> Tensor:
+        """Returns the share of a pass in the loss of its step."""
+
+    @abstractmethod
+    def scores(self, model: Any) -> dict[str, float]:
+        """Returns the scores of a model on held-out data, by name; empty: nothing is held out."""
+
+    @abstractmethod
+    def write(self, model: Any) -> dict[str, Any]:
+        """Writes the trained model into `output`, and returns the fields of the record that only a subclass knows."""
+
+    def precision(self) -> AbstractContextManager[object]:
+        """Returns the context of forward passes."""
+        return training_precision(self.worker.device)
+
+    def run(self, log: Log) -> AnyRecord:
+        """Returns the record of the training, which is done unless it is there.
+
+        Raises:
+            InvalidInput: the folder holds something else.
+            CandidateFailed: the loss is not finite.
         """
-        before, after = scores
-        return cls(
-            key=key,
-            weights=sha256_of(output / SINGLE),
+        folder, path = self.output / _FOLDER, self.output / self.file
+        require_folder(self.output, self.key, (path, folder / REQUEST), "another training", (_FOLDER,))
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / "lock"):
+            if (record := read_record(path, self.record)) is not None:
+                if not Checkpoint(self.output / SINGLE, record.weights).is_intact():
+                    what = f"is missing, or not what the training wrote; remove {self.output}"
+                    raise InvalidInput(what, where=str(self.output / SINGLE))
+                log(f"{self.output} is trained with these settings already")
+            else:
+                write_durably(folder / REQUEST, json_bytes({"key": self.key}))
+                with HostLock(host_lock_folder()).shared() as hold:
+                    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+                    self.worker = Worker(device, log, hold.yield_if_wanted)
+                    record = self._train(folder)
+                write_record(path, record)
+        shutil.rmtree(folder)
+        return record
+
+    def _train(self, folder: Path) -> AnyRecord:
+        worker, settings = self.worker, self.settings
+        model = self.start(folder).to(worker.device)
+        before = self.scores(model)
+        worker.log(f"held out, before: {_described(before)}")
+        state = TrainingState(model, settings.optimiser(), self.steps)
+        rate = partial(settings.rate, steps=self.steps)
+        phase = TrainingPhase(self.phase, self.steps, self.tokens, self.passes, self.loss, rate)
+        checkpoint = TrainingCheckpoint(folder / CHECKPOINT, {"key": self.key}, self._checkpoint_s)
+        fit(state, [phase], [checkpoint], worker, name=self.output.name, precision=self.precision)
+        after = self.scores(model.eval())
+        worker.log(f"held out: {_described(after)}")
+        more = self.write(model)
+        return self.record(
+            key=self.key,
+            weights=sha256_of(self.output / SINGLE),
             steps=state.steps,
-            curve=tuple(thinned(state.losses, _CURVE_POINTS)),
+            curve=tuple(thinned(state.losses, CURVE_POINTS)),
             before=before,
             after=after,
             seconds=state.seconds,
@@ -96,59 +189,39 @@ class FolderRecord(FamilyRecord):
         )
 
 
-def described(scores: Mapping[str, float]) -> str:
-    """Returns scores as text."""
+def _described(scores: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in scores.items()) or "none"
 
 
-AnyRecord = TypeVar("AnyRecord", bound=FolderRecord)
+def split(
+    items: Sequence[AnyItem], share: float, digest: Callable[[AnyItem], str]
+) -> tuple[list[AnyItem], list[AnyItem]]:
+    """Returns items to train on, and the share of them that is held out, by the hash that `digest` gives each."""
+    parts: tuple[list[AnyItem], list[AnyItem]] = ([], [])
+    for item in items:
+        parts[in_share(digest(item), share)].append(item)
+    return parts
 
 
-def trained_once(
-    output: Path,
-    key: str,
-    path: Path,
-    kind: type[AnyRecord],
-    train: Callable[[Path, Worker], AnyRecord],
-    log: Log,
-) -> AnyRecord:
-    """Returns the record of a training, which is done unless it is there.
+def require_folder(output: Path, key: str, records: Sequence[Path], what: str, harmless: Sequence[str]) -> None:
+    """Checks that a folder is empty, or holds the result of `key`, whole or in parts.
 
     Args:
-        output: folder of the result.
-        key: hash of all inputs of the training.
-        path: of the record, in `output`.
-        kind: of the record.
-        train: (folder of the training's files, worker) -> the record, after the result was written to `output`.
-        log: takes one line at a time.
+        output: the folder.
+        key: hash of all inputs of the result.
+        records: files with the key of what the folder holds, that of a whole result first.
+        what: the folder holds, if it is of another key.
+        harmless: patterns of names of other files.
 
     Raises:
-        InvalidInput: the folder holds something else.
+        InvalidInput: it holds something else.
     """
-    _require_folder(output, key, path)
-    folder = output / _FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock"):
-        if (record := read_record(path, kind)) is not None:
-            if sha256_of(output / SINGLE) != record.weights:
-                raise InvalidInput(f"is not what the training wrote; remove {output}", where=str(output / SINGLE))
-            log(f"{output} is trained with these settings already")
-        else:
-            write_durably(folder / _REQUEST, json_bytes({"key": key}))
-            with HostLock(host_lock_folder()).shared() as hold:
-                device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-                record = train(folder, Worker(device, log, hold.yield_if_wanted))
-            write_record(path, record)
-    shutil.rmtree(folder)
-    return record
-
-
-def _require_folder(output: Path, key: str, record: Path) -> None:
-    """Checks that a folder is empty, or holds this training."""
-    for path in (record, output / _FOLDER / _REQUEST):
+    for path in records:
         if path.is_file():
-            if json.loads(path.read_bytes()).get("key") != key:
-                raise InvalidInput("holds another training; name another folder", where=str(output))
+            if read_json(path).get("key") != key:
+                raise InvalidInput(f"holds {what}; name another folder", where=str(output))
             return
-    if output.exists() and (not output.is_dir() or any(path.name != _FOLDER for path in output.iterdir())):
+    names = [path.name for path in output.iterdir()] if output.is_dir() else []
+    others = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in harmless)]
+    if others or (output.exists() and not output.is_dir()):
         raise InvalidInput("is not empty; name another folder", where=str(output))

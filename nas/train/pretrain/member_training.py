@@ -78,7 +78,8 @@ WEIGHTS = "weights.safetensors"
 
 _OUTCOME = "outcome.json"
 _LOG = "log.txt"
-_CURVE_POINTS = 200
+CURVE_POINTS = 200
+"""Most points of the loss in a record."""
 _LOCK_S = 4 * 3600.0
 _COLLECTIVE_S = 7200
 """Timeout of workers that wait for each other; measurements may reserve the machine for an hour."""
@@ -124,7 +125,7 @@ class MemberToTrain:
             raise InvalidInput(f"{self.folder.name} has not been trained yet", where="--size")
         return self.start or self.before[-1]
 
-    def weights(self, training: MemberTraining | None = None) -> Path:
+    def weights(self, training: MemberTraining | None = None) -> Checkpoint:
         """Returns the weights of a training in `before`, those of `origin` unless another is given.
 
         Raises:
@@ -356,7 +357,7 @@ def train_member(
         record = _train(plan, request, training, before, spent, has_peak, log)
     lock = folder / ".training.lock"
     with locked(lock, _LOCK_S, waiting=lambda: log(f"{folder}: another training writes its files")):
-        if not _has_content(plan.tokenizer, plan.tokenizer_sha256):
+        if not plan.tokenizer.is_file() or sha256_of(plan.tokenizer) != plan.tokenizer_sha256:
             raise InvalidInput(
                 f"{plan.tokenizer} was changed during the training: put back the file of SHA-256"
                 f" {plan.tokenizer_sha256} and run the same command again, which has nothing left to train",
@@ -433,17 +434,13 @@ def _training_folder(member: Path, key: str) -> Path:
     return member / "training" / key[:12]
 
 
-def _checked_weights(member: Path, record: MemberTraining) -> Path:
-    weights = _training_folder(member, record.config["key"]) / WEIGHTS
-    if not _has_content(weights, record.checkpoint):
+def _checked_weights(member: Path, record: MemberTraining) -> Checkpoint:
+    weights = Checkpoint(_training_folder(member, record.config["key"]) / WEIGHTS, record.checkpoint)
+    if not weights.is_intact():
         raise InvalidInput(
-            f"{weights} is not what the training wrote: put it back, or remove {member / TRAINING} to train again"
+            f"{weights.path} is not what the training wrote: put it back, or remove {member / TRAINING} to train again"
         )
     return weights
-
-
-def _has_content(path: Path, sha256: str) -> bool:
-    return path.is_file() and sha256_of(path) == sha256
 
 
 @dataclass(frozen=True)
@@ -558,7 +555,7 @@ def run_plan(work: Work, worker: Worker) -> dict[str, Any]:
         "held_out": held_out,
         "tokens": tokens,
         "steps": state.steps,
-        "curve": thinned(state.losses, _CURVE_POINTS),
+        "curve": thinned(state.losses, CURVE_POINTS),
         "seconds": state.seconds,
         "spent": {"train": state.seconds, "score": time.monotonic() - begin},
         "peak_memory_mb": _peak_memory_mb(worker.device) if has_peak else None,

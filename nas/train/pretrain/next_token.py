@@ -92,7 +92,7 @@ class PretrainingRequest(TrainingRequest):
             teacher=_checkpoint(self.teacher),
             small=_checkpoint(self.start),
             small_layout=None if self.start is None else _unnamed_layout(self.start, self.start_layout),
-            weights=Checkpoint(member.weights(), member.origin.checkpoint) if continues else None,
+            weights=member.weights() if continues else None,
         )
 
 

@@ -31,6 +31,7 @@ from nas.model.nn.primitives import generator_of
 from nas.model.nn.transformers import each_of_transformers, transformers_config
 from nas.train.release.bundle import bundle
 from nas.train.release.options import FileOptions
+from nas.train.release.shards import INDEX, SINGLE
 from nas.train.release.tokenizer import MemberTokenizer, json_bytes
 
 FOLDER = "transformers"
@@ -111,27 +112,23 @@ def _weights(
     ]
     files = shards(planned, options.shard_bytes)
     data = (tensor for _, tensor in _renamed(layout, target, tensors))
-    names = [_shard_name(i, len(files)) for i in range(len(files))]
+    count = len(files)
+    names = [SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
     for name, part in zip(names, files, strict=True):
         written = write_safetensors(folder / name, part, itertools.islice(data, len(part)), {"format": "pt"})
         yield _member_file(name, written, "transformers")
-    if len(files) > 1:
+    if count > 1:
         index = {
             "metadata": {"total_size": sum(tensor.size for tensor in planned)},
             "weight_map": {tensor.name: name for name, part in zip(names, files, strict=True) for tensor in part},
         }
-        name = "model.safetensors.index.json"
-        yield _member_file(name, _write(folder / name, json_bytes(index)), "transformers")
+        yield _member_file(INDEX, _write(folder / INDEX, json_bytes(index)), "transformers")
 
 
 def _renamed(layout: Layout, target: Target, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     if target.why_own:
         return ((name, tensors[name]) for name in tensors)
     return each_of_transformers(layout, tensors)
-
-
-def _shard_name(index: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{index + 1:05}-of-{count:05}.safetensors"
 
 
 def own_config(layout: Layout) -> dict[str, Any]:
@@ -346,6 +343,12 @@ def write_safetensors(
     """
     with replacing(path) as partial:
         return hashed(_pieces(planned, tensors, metadata), partial)
+
+
+def write_float32(path: Path, tensors: Mapping[str, Tensor]) -> PlanFile:
+    """Writes tensors of any device as a safetensors file in float32; see `write_safetensors`."""
+    planned = [Planned(name, tuple(tensor.shape), torch.float32) for name, tensor in tensors.items()]
+    return write_safetensors(path, planned, (tensor.detach().cpu() for tensor in tensors.values()), {"format": "pt"})
 
 
 def _pieces(planned: Sequence[Planned], tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> Iterator[Piece]:

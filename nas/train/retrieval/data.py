@@ -20,24 +20,19 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
-from nas.train.posttrain.conversations import placed_records
+from nas.train.posttrain.conversations import Line, raise_problems, read_placed_lines
 
 CORPUS, QUERIES, SCORES = "corpus.jsonl", "queries.jsonl", "scores.jsonl"
 
-_MOST_PROBLEMS = 20
 
-
-class _Line(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True, allow_inf_nan=False)
-
-
-_AnyLine = TypeVar("_AnyLine", bound=_Line)
+class _Line(Line):
+    model_config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False)
 
 
 class StoredDocument(_Line):
@@ -110,7 +105,7 @@ def read_examples(path: Path) -> list[Example]:
     """
     if path.is_dir():
         return _examples_of(path)
-    placed = _placed(path, Example)
+    placed = read_placed_lines(_stored(path), Example)
     scored = bool(placed[0][1].scores)
     if other := next((place for place, example in placed if bool(example.scores) is not scored), None):
         raise InvalidInput("has lines with a teacher's scores and lines without: make two files of it", where=other)
@@ -154,8 +149,7 @@ def read_judgements(folder: Path, split: str) -> Judgements:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise InvalidInput(f"cannot read it: {reason}", where=str(path)) from error
-    if problems:
-        raise InvalidInput("\n".join(problems[:_MOST_PROBLEMS]))
+    raise_problems(problems)
     if not relevance:
         raise InvalidInput("judges no document as relevant", where=str(path))
     return Judgements(queries={query: queries[query] for query in relevance}, relevance=relevance)
@@ -176,36 +170,11 @@ def _stored(path: Path) -> Path:
 
 def _by_id(path: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for place, line in _placed(path, StoredDocument):
+    for place, line in read_placed_lines(_stored(path), StoredDocument):
         if line.id in texts:
             raise InvalidInput(f"the id {line.id!r} is there twice", where=place)
         texts[line.id] = line.content
     return texts
-
-
-def _placed(path: Path, kind: type[_AnyLine]) -> list[tuple[str, _AnyLine]]:
-    """Reads a file of JSON lines, each with its place, `file:line`.
-
-    Raises:
-        InvalidInput: it cannot be read, or one line for each of the first problems.
-    """
-    lines: list[tuple[str, _AnyLine]] = []
-    problems: list[str] = []
-    for place, record in placed_records(_stored(path)):
-        try:
-            if isinstance(record, ValueError):
-                raise record
-            lines.append((place, kind.model_validate(record)))
-        except ValidationError as error:
-            first = error.errors()[0]
-            problems.append(": ".join([place, *map(str, first["loc"][:1]), first["msg"].removeprefix("Value error, ")]))
-        except ValueError as error:
-            problems.append(f"{place}: {error}")
-    if problems:
-        raise InvalidInput("\n".join(problems[:_MOST_PROBLEMS]))
-    if not lines:
-        raise InvalidInput("holds no line", where=str(path))
-    return lines
 
 
 def _examples_of(folder: Path) -> list[Example]:
@@ -221,7 +190,7 @@ def _examples_of(folder: Path) -> list[Example]:
     queries = _by_id(folder / QUERIES)
     examples: list[Example] = []
     problems: list[str] = []
-    for place, line in _placed(folder / SCORES, _ScoredIds):
+    for place, line in read_placed_lines(_stored(folder / SCORES), _ScoredIds):
         absent = next((name for name in line.document_ids if name not in documents), None)
         if line.query_id not in queries or absent is not None:
             file, name = (QUERIES, line.query_id) if line.query_id not in queries else (CORPUS, absent)
@@ -232,6 +201,5 @@ def _examples_of(folder: Path) -> list[Example]:
             examples.append(Example(query=queries[line.query_id], documents=texts, scores=line.scores))
         except ValidationError as error:
             problems.append(f"{place}: {error.errors()[0]['msg'].removeprefix('Value error, ')}")
-    if problems:
-        raise InvalidInput("\n".join(problems[:_MOST_PROBLEMS]))
+    raise_problems(problems)
     return examples

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import heapq
 import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -31,6 +30,7 @@ from nas.core.family import FamilyRecord, read_record, write_record
 from nas.core.progress import Progress
 from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.model.nn.fit import Log
+from nas.train.posttrain.trained_folder import REQUEST, require_folder
 from nas.train.release.shards import SINGLE
 from nas.train.release.tokenizer import json_bytes
 from nas.train.retrieval.data import data_hashes, read_documents
@@ -42,7 +42,6 @@ INDEX_VERSION = 2
 """Part of keys: increase it with every change after which the same documents give other vectors."""
 INDEX = "index.json"
 
-_REQUEST = "request.json"
 _PART = 256
 """Documents of a part."""
 
@@ -109,7 +108,9 @@ def build_index(model: Path, sources: Sequence[Path], output: Path, log: Log) ->
         documents |= more
     digest = _model_hash(model)
     key = content_hash([INDEX_VERSION, digest, [name for source in sources for name in data_hashes(source)]])
-    _require_folder(output, key)
+    what = "the index of other documents or of another model"
+    # A kill leaves parts of the request.
+    require_folder(output, key, (output / INDEX, output / REQUEST), what, (".lock", f".{REQUEST}.*"))
     output.mkdir(parents=True, exist_ok=True)
     with locked(output / ".lock"):
         if (record := read_record(output / INDEX, IndexRecord)) is not None:
@@ -117,7 +118,7 @@ def build_index(model: Path, sources: Sequence[Path], output: Path, log: Log) ->
             return record
         for unfinished in output.glob(".*.*"):  # of a killed run
             unfinished.unlink()
-        write_durably(output / _REQUEST, json_bytes({"key": key}))
+        write_durably(output / REQUEST, json_bytes({"key": key}))
         encoder = open_encoder(model)
         stored = list(_parts(encoder, documents, output, log))
         record = IndexRecord(
@@ -130,7 +131,7 @@ def build_index(model: Path, sources: Sequence[Path], output: Path, log: Log) ->
             width=encoder.width,
         )
         write_record(output / INDEX, record)
-        (output / _REQUEST).unlink()
+        (output / REQUEST).unlink()
     return record
 
 
@@ -166,22 +167,6 @@ def _texts(path: Path) -> list[StoredText]:
         raise InvalidInput("is damaged: remove the index and build it again", where=str(path)) from error
 
 
-def _require_folder(output: Path, key: str) -> None:
-    """Checks that a folder is empty, or holds the index of `key`, whole or in parts."""
-    for name in (INDEX, _REQUEST):
-        if (output / name).is_file():
-            if json.loads((output / name).read_bytes()).get("key") != key:
-                raise InvalidInput(
-                    "holds the index of other documents or of another model; name another folder", where=str(output)
-                )
-            return
-    harmless = (".lock", f".{_REQUEST}.")  # a kill leaves the second one
-    if output.exists() and (
-        not output.is_dir() or not all(path.name.startswith(harmless) for path in output.iterdir())
-    ):
-        raise InvalidInput("is not empty; name another folder", where=str(output))
-
-
 def _model_hash(model: Path) -> str:
     if is_gguf(model):
         return sha256_of(model)
@@ -203,9 +188,7 @@ class Index:
         record = read_record(folder / INDEX, IndexRecord)
         if record is None:
             why = (
-                "is not finished: run the same `nas family index` again"
-                if (folder / _REQUEST).is_file()
-                else "no index"
+                "is not finished: run the same `nas family index` again" if (folder / REQUEST).is_file() else "no index"
             )
             raise InvalidInput(why, where=str(folder))
         self.record = record

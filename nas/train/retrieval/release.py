@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -30,7 +29,7 @@ from nas.core.layout import Layout
 from nas.model.nn.transformers import to_transformers, transformers_config
 from nas.train.adapt.checkpoints import import_model
 from nas.train.release.bundle import bundle
-from nas.train.release.huggingface import Planned, own_config, write_safetensors
+from nas.train.release.huggingface import own_config, write_float32
 from nas.train.release.shards import SINGLE, read_json
 from nas.train.release.tokenizer import json_bytes, read_content
 from nas.train.retrieval.retriever import DOCUMENT, LENGTHS, QUERY, Retriever, TextTokens
@@ -93,8 +92,8 @@ def write_retriever(folder: Path, retriever: Retriever, tokens: TextTokens, cont
         f"{DENSE}/config.json": {**dense, "activation_function": "torch.nn.modules.linear.Identity"},
     }
     (folder / DENSE).mkdir(parents=True, exist_ok=True)
-    _write(folder / SINGLE, tensors)
-    _write(folder / DENSE / SINGLE, {_DENSE_WEIGHT: retriever.projection.weight})
+    write_float32(folder / SINGLE, tensors)
+    write_float32(folder / DENSE / SINGLE, {_DENSE_WEIGHT: retriever.projection.weight})
     write_durably(folder / "tokenizer.json", tokens.content)
     for name, content in files.items():
         write_durably(folder / name, json_bytes(content))
@@ -117,11 +116,6 @@ def _for_transformers(
         config |= {_BIDIRECTIONAL: True} if bidirectional else {}
         config["auto_map"] = {**config["auto_map"], "AutoModel": "modeling_encoder.HilnasEncoder"}
         return config, state, bundle(kinds, "modeling_encoder")
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    planned = [Planned(name, tuple(tensor.shape), torch.float32) for name, tensor in tensors.items()]
-    write_safetensors(path, planned, (tensor.detach().cpu() for tensor in tensors.values()), {"format": "pt"})
 
 
 def projection_of(folder: Path, d_model: int) -> Tensor:

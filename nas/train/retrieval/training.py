@@ -13,9 +13,8 @@ The result is a folder, see `nas.train.retrieval.release`. After an interruption
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,17 +24,16 @@ from pydantic import Field
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nas.core.canonical import content_hash, in_share, sha256_of
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
-from nas.core.strict import StrictKeys
-from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, training_precision
+from nas.model.nn.fit import Log
 from nas.model.nn.maxsim import maxsim
-from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout
+from nas.train.posttrain.sft import TrainingSettings
 from nas.train.posttrain.start import StartModel, start_model
-from nas.train.posttrain.trained_folder import FolderRecord, described, trained_once
-from nas.train.pretrain.member_training import CHECKPOINT, START
-from nas.train.pretrain.recipe import Betas, Schedule
+from nas.train.posttrain.trained_folder import FolderRecord, FolderTraining, split
+from nas.train.pretrain.member_training import START
+from nas.train.pretrain.recipe import Betas
 from nas.train.release.shards import SINGLE
 from nas.train.retrieval.data import Example, data_hashes, read_examples
 from nas.train.retrieval.release import (
@@ -65,7 +63,7 @@ _TOKENS_AT_ONCE = (8192, 65536)
 _MOST_HELD_OUT = 500
 
 
-class RetrievalSettings(StrictKeys):
+class RetrievalSettings(TrainingSettings):
     """Settings of a training; defaults are the LFM2 report's (7.2) but for the batch, which is 128 there."""
 
     epochs: float = Field(1, gt=0)
@@ -75,24 +73,16 @@ class RetrievalSettings(StrictKeys):
         "mse", description="with a teacher's scores: equation 8, or the divergence of their softmax, as in PyLate"
     )
     temperature: float = Field(1.0, gt=0, description="of scores, without a teacher's")
-    lr: float = Field(3e-5, gt=0)
     warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps")
-    final: float = Field(1 / 300, ge=0, le=1, description="last rate as a share of `lr`, after a cosine decay")
     weight_decay: float = Field(0.01, ge=0)
     betas: Betas = (0.9, 0.999)
-    clip: float = Field(1.0, gt=0)
+    eps: float = Field(1e-8, gt=0, exclude_if=lambda eps: eps == 1e-8)
+    balance_rate: float = Field(0.0, ge=0, exclude_if=lambda rate: not rate, description="step of the experts' bias")
     width: int = Field(WIDTH, ge=1, le=4096, description="of token vectors")
     query_length: int = Field(LENGTHS[0], ge=4, description="tokens")
     document_length: int = Field(LENGTHS[1], ge=4, description="tokens")
     expansion: bool = Field(True, description="whether queries are filled up to their length")
     bidirectional: bool = Field(False, description="whether tokens see those behind them, too")
-    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of the queries that are only scored")
-    seed: int = Field(0, ge=0)
-
-    def rate(self, step: int, steps: int) -> float:
-        """Returns the learning rate of a step, from 0."""
-        schedule = Schedule(warmup=self.warmup, decay=1 - self.warmup, final=self.final, shape="cosine")
-        return self.lr * schedule.factor(step, steps)
 
 
 class RetrievalRecord(FolderRecord):
@@ -121,7 +111,8 @@ def train_retriever(
         checkpoint_s: least seconds between checkpoints.
 
     Raises:
-        InvalidInput: data has problems, named by file and line, or the folder holds something else.
+        InvalidInput: data has problems, named by file and line, only some of it has a teacher's scores, too few queries
+            are not held out, or the folder holds something else.
         UnknownName: no such family or size.
         Unsupported: no layout says the model.
         CandidateFailed: the loss is not finite.
@@ -130,77 +121,40 @@ def train_retriever(
     start = start_model(name)
     hashes = [digest for path in data for digest in data_hashes(path)]
     earlier = [sha256_of(start.source / DENSE / SINGLE)] if is_retriever(start.source) else []
-    described = start.tokenizer.tokenizer.describe()
+    # Python's values, not those of JSON mode, which would write the whole numbers of earlier keys as floats.
     chosen = settings.model_dump(exclude=None if settings.bidirectional else {"bidirectional"})
-    key = content_hash([TRAINER_VERSION, [*start.hashes, *earlier], described, hashes, chosen])
-
-    def trained(folder: Path, worker: Worker) -> RetrievalRecord:
-        return _trained(key, start, examples, settings, output, folder, worker, checkpoint_s)
-
-    return trained_once(output, key, output / RECORD, RetrievalRecord, trained, log)
+    inputs = [TRAINER_VERSION, [*start.hashes, *earlier], start.tokenizer.tokenizer.describe(), hashes, chosen]
+    return _RetrievalTraining(examples, start, settings, output, inputs, checkpoint_s).run(log)
 
 
-def _trained(
-    key: str,
-    start: StartModel,
-    examples: Sequence[Example],
-    settings: RetrievalSettings,
-    output: Path,
-    folder: Path,
-    worker: Worker,
-    checkpoint_s: float,
-) -> RetrievalRecord:
-    steps = _Steps(examples, start, settings, worker)
-    retriever = steps.start(folder)
-    before = steps.scores(retriever)
-    worker.log(f"{len(steps.examples):,} examples; held-out queries before: {described(before)}")
-    optimiser = Optimiser(settings.weight_decay, settings.clip, 0.0, settings.betas)
-    state = TrainingState(retriever, optimiser, steps.count)
-    rate = partial(settings.rate, steps=steps.count)
-    phase = TrainingPhase("retrieval", steps.count, steps.tokens, steps.passes, steps.loss, rate)
-    checkpoint = TrainingCheckpoint(folder / CHECKPOINT, {"key": key}, checkpoint_s)
-    fit(state, [phase], [checkpoint], worker, name=output.name, precision=lambda: training_precision(worker.device))
-    after = steps.scores(retriever.eval())
-    worker.log(f"held-out queries: {described(after)}")
-    write_retriever(output, retriever, steps.tokenizer, start.tokenizer.context)
-    return RetrievalRecord.of(
-        output,
-        key,
-        state,
-        worker,
-        (before, after),
-        source=start.described,
-        layout=retriever.model.layout.format(),
-        settings=settings,
-        examples=len(steps.examples),
-        objective="distillation" if steps.scored else "contrastive",
-    )
-
-
-class _Steps:
-    """Batches, loss and scores of a training.
-
-    Raises:
-        InvalidInput: only some examples have a teacher's scores, or too few queries are not held out.
-    """
+class _RetrievalTraining(FolderTraining[RetrievalSettings, RetrievalRecord]):
+    record = RetrievalRecord
+    file = RECORD
+    phase = "retrieval"
 
     def __init__(
-        self, examples: Sequence[Example], start: StartModel, settings: RetrievalSettings, worker: Worker
+        self,
+        examples: Sequence[Example],
+        start: StartModel,
+        settings: RetrievalSettings,
+        output: Path,
+        inputs: Sequence[Any],
+        checkpoint_s: float,
     ) -> None:
+        super().__init__(output, settings, inputs, checkpoint_s)
         self.scored = bool(examples[0].scores)
         if any(bool(example.scores) is not self.scored for example in examples):
             raise InvalidInput("all data needs a teacher's scores, or none", where="--data")
         if self.scored and settings.documents < 2:
             raise InvalidInput("a teacher's scores need two documents or more in a step", where="documents")
-        held_out = [_is_held_out(example, settings.held_out) for example in examples]
-        self.examples = [example for example, out in zip(examples, held_out, strict=True) if not out]
-        self._held_out = [example for example, out in zip(examples, held_out, strict=True) if out][:_MOST_HELD_OUT]
+        self.examples, held_out = split(examples, settings.held_out, lambda example: content_hash(example.query))
+        self._held_out = held_out[:_MOST_HELD_OUT]
         if len(self.examples) < (1 if self.scored else 2):
             raise InvalidInput(f"{len(self.examples)} examples are too few to train on", where="--data")
-        self._start, self._settings, self._worker = start, settings, worker
+        self._start = start
         lengths = (settings.query_length, settings.document_length)
         self.tokenizer = text_tokens(start.tokenizer.tokenizer, lengths, settings.expansion)
-        self.count = max(1, round(settings.epochs * len(self.examples) / settings.batch))
+        self.steps = settings.steps(len(self.examples))
         self.tokens = settings.batch * sum(lengths)
         """Most tokens of a step, with one document a query."""
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
@@ -209,55 +163,64 @@ class _Steps:
             self._answers.setdefault(example.query, set()).add(example.documents[0])
 
     def start(self, folder: Path) -> Retriever:
-        """Returns the model to train, on the worker's device."""
+        self.worker.log(f"{len(self.examples):,} examples")
         path = self._start.tensors(folder / START)
         layout = extended(checkpoint_layout(path), self.tokenizer.rows)
-        both_ways = self._settings.bidirectional
-        retriever = Retriever(layout, self._settings.width, self._settings.seed, bidirectional=both_ways)
+        both_ways = self.settings.bidirectional
+        retriever = Retriever(layout, self.settings.width, self.settings.seed, bidirectional=both_ways)
         earlier = is_retriever(self._start.source)
         if earlier and is_bidirectional(self._start.source) is not both_ways:
             raise InvalidInput(f"is {str(not both_ways).lower()} in the model to start from", where="bidirectional")
         load_model(retriever, load_file(path), () if earlier else self.tokenizer.markers)
         if earlier:
             weight = projection_of(self._start.source, layout.d_model)
-            if len(weight) != self._settings.width:
+            if len(weight) != self.settings.width:
                 raise InvalidInput(f"is {len(weight)} in the model to start from", where="width")
             retriever.projection.load_state_dict({"weight": weight})
-        return retriever.to(self._worker.device)
+        return retriever
+
+    def write(self, model: Retriever) -> dict[str, Any]:
+        write_retriever(self.output, model, self.tokenizer, self._start.tokenizer.context)
+        return {
+            "source": self._start.described,
+            "layout": model.model.layout.format(),
+            "settings": self.settings,
+            "examples": len(self.examples),
+            "objective": "distillation" if self.scored else "contrastive",
+        }
 
     def passes(self, step: int) -> list[tuple[Tensor, ...]]:
         """Returns the passes of a step, each of queries, documents, which of them are compared, and targets."""
-        size = self._settings.batch
+        size = self.settings.batch
         batch = [self._drawn(number) for number in range(step * size, (step + 1) * size)]
         if not self.scored:
             return [self._contrastive_pass(batch)]
         tokens = self.tokenizer.documents([text for example in batch for text in example.documents]).tokens.shape[1]
-        most = self._worker.most_tokens(*_TOKENS_AT_ONCE) // (tokens * self._settings.documents)
+        most = self.worker.most_tokens(*_TOKENS_AT_ONCE) // (tokens * self.settings.documents)
         return [self._scored_pass(batch[first : first + max(1, most)]) for first in range(0, size, max(1, most))]
 
-    def loss(self, retriever: Retriever, *tensors: Tensor) -> Tensor:
-        """Returns the share of a pass in the loss of its step."""
+    def loss(self, model: Retriever, *tensors: Tensor) -> Tensor:
         queries, query_text, documents, text, compared, targets = tensors
-        queries, documents = retriever(queries, query_text), retriever(documents, text)
+        queries, documents = model(queries, query_text), model(documents, text)
         if self.scored:
             rows = documents.new_zeros(*compared.shape, *documents.shape[1:])
             rows[compared] = documents
             texts = text.new_ones(*compared.shape, text.shape[1])
             texts[compared] = text
-            losses = distillation(maxsim(queries, rows, texts), targets, compared, self._settings.loss)
+            losses = distillation(maxsim(queries, rows, texts), targets, compared, self.settings.loss)
         else:
-            scores = maxsim(queries, documents, text) / self._settings.temperature
+            scores = maxsim(queries, documents, text) / self.settings.temperature
             losses = F.cross_entropy(scores.masked_fill(~compared, -torch.inf), targets, reduction="none")
-        return losses.sum() / self._settings.batch
+        return losses.sum() / self.settings.batch
 
-    def scores(self, retriever: Retriever) -> dict[str, float]:
+    def scores(self, model: Retriever) -> dict[str, float]:
         """Returns how well held-out queries find their best documents among all documents of held-out queries."""
         if not self._held_out:
             return {}
         texts = list(dict.fromkeys(text for example in self._held_out for text in example.documents))
         places = {text: place for place, text in enumerate(texts)}
-        with training_precision(self._worker.device):
-            encoder = TorchEncoder(retriever, self.tokenizer)
+        with self.precision():
+            encoder = TorchEncoder(model, self.tokenizer)
             queries, vectors = encoder.queries([one.query for one in self._held_out]), encoder.documents(texts)
         starts, joined = np.cumsum([0, *map(len, vectors[:-1])]), np.concatenate(vectors)
         ranks = []
@@ -277,14 +240,14 @@ class _Steps:
         """Returns the example that is read as number `number`, with as many documents as a step reads."""
         epoch, place = divmod(number, len(self.examples))
         if self._order[0] != epoch:
-            rng = np.random.default_rng([self._settings.seed, epoch])
+            rng = np.random.default_rng([self.settings.seed, epoch])
             self._order = epoch, rng.permutation(len(self.examples))
         example: Example = self.examples[self._order[1][place]]
-        if len(example.documents) <= self._settings.documents:
+        if len(example.documents) <= self.settings.documents:
             return example
         first = 0 if self.scored else 1  # an answer is read in any case
-        rng = np.random.default_rng([self._settings.seed, number, 1])
-        drawn = first + rng.permutation(len(example.documents) - first)[: self._settings.documents - first]
+        rng = np.random.default_rng([self.settings.seed, number, 1])
+        drawn = first + rng.permutation(len(example.documents) - first)[: self.settings.documents - first]
         chosen = [*range(first), *map(int, drawn)]
         documents = tuple(example.documents[index] for index in chosen)
         scores = tuple(example.scores[index] for index in chosen) if self.scored else ()
@@ -334,7 +297,3 @@ def _scaled(scores: Tensor, compared: Tensor) -> Tensor:
     low = scores.masked_fill(~compared, torch.inf).amin(1, keepdim=True)
     high = scores.masked_fill(~compared, -torch.inf).amax(1, keepdim=True)
     return (scores - low) / (high - low + 1e-8)
-
-
-def _is_held_out(example: Example, share: float) -> bool:
-    return in_share(content_hash(example.query), share)

@@ -17,7 +17,7 @@ from torch import Tensor
 from nas.core.errors import InvalidInput
 from nas.core.tower import SoundTower
 from nas.model.nn.optimisers import Optimiser
-from nas.model.nn.tower import SOUND_IN_ALL, Connector, keep_statistics, sound_encoder
+from nas.model.nn.tower import SOUND_IN_ALL, keep_statistics, sound_encoder
 from nas.train.towers.detokenizer import Codebooks
 from nas.train.towers.modality import Modality, Shape
 from nas.train.towers.model import Tower
@@ -99,13 +99,7 @@ class AudioTower(Tower):
     def __init__(self, shape: AudioShape, d_model: int, seed: int = 0) -> None:
         super().__init__()
         self.encoder = sound_encoder(shape.encoder(), seed)
-        self.connector = Connector(
-            shape.hidden_size,
-            shape.projector_hidden_size,
-            d_model,
-            norm=shape.projector_use_layernorm,
-            bias=shape.projector_bias,
-        )
+        self.connector = shape.connected(shape.hidden_size, d_model)
         self.train()
 
     def train(self, mode: bool = True) -> Self:

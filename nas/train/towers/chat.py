@@ -124,8 +124,7 @@ class SpeechTalker(TowerTalker):
         self, question: Sequence[int], most: int, ends: Sequence[int], *, temperature: float = 0.0, seed: int = 0
     ) -> Iterator[int]:
         """Yields the tokens of the text; those that only order text and sound are left out."""
-        if (most := min(most, self.context - len(question))) < 1:
-            raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self.context:,}")
+        most = self.room(question, most)
         start, first, samples = time.perf_counter(), 0.0, list[Tensor]()
         inputs = self.inputs(question)
         seconds = {"encoder": self._encoding, "backbone": 0.0, "RQ head": 0.0, "detokenizer": 0.0}

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.audio_utils import mel_filter_bank
 
@@ -25,6 +24,7 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import Embedding, Linear, draw_weights
+from nas.train.release.huggingface import write_float32
 from nas.train.release.model_tokenizer import MODEL
 from nas.train.release.shards import SINGLE, Shards, read_json
 from nas.train.release.tokenizer import json_bytes
@@ -210,9 +210,7 @@ def _mimi(folder: Path, shape: CodecShape) -> Any:
 def write_codec(folder: Path, codec: Codec) -> None:
     """Writes a codec's folder, the configuration last; Mimi is not part of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in codec.state_dict().items()}
-    save_file(tensors, folder / f".{SINGLE}", metadata={"format": "pt"})
-    (folder / f".{SINGLE}").replace(folder / SINGLE)
+    write_float32(folder / SINGLE, codec.state_dict())
     write_durably(folder / MODEL, json_bytes({"model_type": CODEC_TYPE, **codec.shape.model_dump()}))
 
 

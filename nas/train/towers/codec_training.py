@@ -8,9 +8,10 @@ discriminators step together, over the one `fit`, with discriminators held fixed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -19,12 +20,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from nas.core.canonical import content_hash, in_share, sha256_of
+from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
-from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit
+from nas.model.nn.fit import Log
+from nas.train.posttrain.conversations import MOST_PROBLEMS, raise_problems
 from nas.train.posttrain.sft import TrainingSettings
-from nas.train.posttrain.trained_folder import FolderRecord, trained_once
-from nas.train.pretrain.member_training import CHECKPOINT
+from nas.train.posttrain.trained_folder import FolderRecord, FolderTraining, split
 from nas.train.release.shards import shard_files
 from nas.train.towers.codec import FRAME_SAMPLES, Codec, CodecShape, LogMel, write_codec
 from nas.train.towers.detokenizer import SPEECH_RATE
@@ -35,7 +36,6 @@ CODEC_VERSION = 2
 """Part of keys: increase it with every change after which the same training gives other numbers."""
 RECORD = "codec.json"
 _SUFFIXES = (".wav", ".flac")
-_MOST_PROBLEMS = 20
 _MOST_SCORED = 64
 _Period = Annotated[int, Field(ge=2, le=256)]
 _Window = Annotated[int, Field(ge=16, le=2 * FRAME_SAMPLES, description="shorter than the shortest clip")]
@@ -55,7 +55,6 @@ class CodecSettings(TrainingSettings):
     channels: int = Field(16, ge=1, le=256, description="of the discriminators' first layers")
     periods: tuple[_Period, ...] = Field((2, 3, 5, 7, 11), max_length=16)
     windows: tuple[_Window, ...] = Field((512, 1024, 2048), max_length=16, description="samples")
-    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of files that are only scored")
     shape: CodecShape = CodecShape()
 
 
@@ -140,38 +139,6 @@ class CodecTrainer(nn.Module):
         return loss
 
 
-class _Clips(NamedTuple):
-    """Sound to train on, read again for each clip."""
-
-    files: list[MediaFile]
-    settings: CodecSettings
-    codec: Codec
-
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Returns clips [B, T] and, for Mimi, their codes; they depend on the step alone."""
-        rng = np.random.default_rng([self.settings.seed, step])
-        shares = np.asarray([file.size[0] for file in self.files], np.float64)
-        chosen = rng.choice(len(self.files), self.settings.batch, p=shares / shares.sum())
-        return self.of(torch.stack([self._clip(self.files[place], rng.random()) for place in chosen]))
-
-    def of(self, clips: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns clips and, for Mimi, their codes."""
-        mimi = self.codec.shape.source == "mimi"
-        return clips, self.codec.codes(clips) if mimi else torch.zeros(0, dtype=torch.int64)
-
-    def first(self) -> list[Tensor]:
-        """Returns the first clip of each file, [1, T]."""
-        return [self._clip(file, 0.0)[None] for file in self.files[:_MOST_SCORED]]
-
-    def _clip(self, file: MediaFile, share: float) -> Tensor:
-        """Returns a clip [T] that begins at a share of what a file has more; a short one is padded with silence."""
-        length = self.settings.frames * FRAME_SAMPLES
-        seconds = length / SPEECH_RATE
-        part = Part(share * max(0.0, file.size[0] / RATE - seconds), seconds)
-        clip = torch.from_numpy(read_samples(file.path, file.place, SPEECH_RATE, part))
-        return F.pad(clip, (0, length - len(clip)))
-
-
 def train_codec(
     sounds: Sequence[Path],
     settings: CodecSettings,
@@ -196,53 +163,82 @@ def train_codec(
     """
     source = "own" if mimi is None else "mimi"
     settings = settings.model_copy(update={"shape": settings.shape.model_copy(update={"source": source})})
-    trained, held_out = _split(_files(sounds), settings.held_out)
-    weights = [] if mimi is None else [sha256_of(file) for file in shard_files(mimi)]
-    hashes = [[file.sha256 for file in part] for part in (trained, held_out)]
-    key = content_hash([CODEC_VERSION, hashes, weights, settings.model_dump(mode="json")])
+    return _CodecTraining(_files(sounds), settings, output, mimi, checkpoint_s).run(log)
 
-    def train(folder: Path, worker: Worker) -> CodecRecord:
-        codec = Codec(settings.shape, settings.seed, mimi)
-        trainer = CodecTrainer(codec, settings).to(worker.device)
-        clips, scored = (_Clips(part, settings, codec) for part in (trained, held_out))
-        before = _scores(trainer, scored, worker.device)
-        seconds = sum(file.size[0] for file in trained) / RATE
-        clip_s = settings.frames * FRAME_SAMPLES / SPEECH_RATE
-        steps = max(1, round(settings.epochs * seconds / clip_s / settings.batch))
-        worker.log(f"{len(trained):,} files with {seconds / 3600:.2f} h of sound, {len(held_out):,} held out")
-        state = TrainingState(trainer, settings.optimiser(), steps)
-        phase = TrainingPhase(
-            "codec",
-            steps,
-            settings.batch * settings.frames,
-            lambda step: [clips.batch(step)],
-            CodecTrainer.loss,
-            lambda step: settings.rate(step, steps),
-        )
-        fit(
-            state,
-            [phase],
-            [TrainingCheckpoint(folder / CHECKPOINT, {"key": key}, checkpoint_s)],
-            worker,
-            name=output.name,
-        )
-        codec.eval().settle()
-        after = _scores(trainer, scored, worker.device)
-        write_codec(output, codec)
-        return CodecRecord.of(
-            output,
-            key,
-            state,
-            worker,
-            (before, after),
-            source="sound" if mimi is None else f"codes of Mimi, SHA-256 {weights[0][:12]}",
-            layout=codec.detokenizer.layers.layout.format(),
-            settings=settings.model_dump(mode="json"),
-            examples=len(trained),
-            hours=seconds / 3600,
-        )
 
-    return trained_once(output, key, output / RECORD, CodecRecord, train, log)
+class _CodecTraining(FolderTraining[CodecSettings, CodecRecord]):
+    record = CodecRecord
+    file = RECORD
+    phase = "codec"
+
+    def __init__(
+        self, files: Sequence[MediaFile], settings: CodecSettings, output: Path, mimi: Path | None, checkpoint_s: float
+    ) -> None:
+        self._files, self._held_out = split(files, settings.held_out, lambda file: file.sha256)
+        if not self._files:
+            raise InvalidInput("all files are held out", where="held_out")
+        weights = [] if mimi is None else [sha256_of(file) for file in shard_files(mimi)]
+        hashes = [[file.sha256 for file in part] for part in (self._files, self._held_out)]
+        inputs = [CODEC_VERSION, hashes, weights, settings.model_dump(mode="json")]
+        super().__init__(output, settings, inputs, checkpoint_s)
+        self._mimi, self._source = mimi, f"codes of Mimi, SHA-256 {weights[0][:12]}" if weights else "sound"
+        self._length = settings.frames * FRAME_SAMPLES
+        self._sizes = np.asarray([file.size[0] for file in self._files], np.float64)
+        self._seconds = float(self._sizes.sum()) / RATE
+        self.steps = max(1, round(settings.epochs * self._seconds / (self._length / SPEECH_RATE) / settings.batch))
+        self.tokens = settings.batch * settings.frames
+
+    def start(self, folder: Path) -> CodecTrainer:
+        self.worker.log(
+            f"{len(self._files):,} files with {self._seconds / 3600:.2f} h of sound, {len(self._held_out):,} held out"
+        )
+        self._codec = Codec(self.settings.shape, self.settings.seed, self._mimi)
+        return CodecTrainer(self._codec, self.settings)
+
+    def precision(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def passes(self, step: int) -> list[tuple[Tensor, ...]]:
+        """Returns clips [B, T] and, for Mimi, their codes; they depend on the step alone."""
+        rng = np.random.default_rng([self.settings.seed, step])
+        chosen = rng.choice(len(self._files), self.settings.batch, p=self._sizes / self._sizes.sum())
+        return [self._pass(torch.stack([self._clip(self._files[place], rng.random()) for place in chosen]))]
+
+    def loss(self, model: CodecTrainer, *tensors: Tensor) -> Tensor:
+        clips, codes = tensors
+        return model.loss(clips, codes)
+
+    @torch.no_grad()
+    def scores(self, model: CodecTrainer) -> dict[str, float]:
+        """Returns the mean distance of log-mel features of the first clips of held-out files."""
+        distances = []
+        for file in self._held_out[:_MOST_SCORED]:
+            samples, codes = (tensor.to(self.worker.device) for tensor in self._pass(self._clip(file, 0.0)[None]))
+            spoken, _ = model.spoken(samples, codes)
+            distances.append(float(F.l1_loss(model.mel(spoken), model.mel(samples))))
+        return {"log-mel distance": float(np.mean(distances))} if distances else {}
+
+    def write(self, model: CodecTrainer) -> dict[str, Any]:
+        model.codec.settle()
+        write_codec(self.output, model.codec)
+        return {
+            "source": self._source,
+            "layout": model.codec.detokenizer.layers.layout.format(),
+            "settings": self.settings.model_dump(mode="json"),
+            "examples": len(self._files),
+            "hours": self._seconds / 3600,
+        }
+
+    def _pass(self, clips: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns clips [B, T] and, for Mimi, their codes."""
+        return clips, torch.zeros(0, dtype=torch.int64) if self._mimi is None else self._codec.codes(clips)
+
+    def _clip(self, file: MediaFile, share: float) -> Tensor:
+        """Returns a clip [T] that begins at a share of what a file has more; a short one is padded with silence."""
+        seconds = self._length / SPEECH_RATE
+        part = Part(share * max(0.0, file.size[0] / RATE - seconds), seconds)
+        clip = torch.from_numpy(read_samples(file.path, file.place, SPEECH_RATE, part))
+        return F.pad(clip, (0, self._length - len(clip)))
 
 
 def _files(sounds: Sequence[Path]) -> list[MediaFile]:
@@ -261,29 +257,9 @@ def _files(sounds: Sequence[Path]) -> list[MediaFile]:
             files.append(SoundSettings.read(path))
         except InvalidInput as error:
             problems.append(str(error))
-            if len(problems) == _MOST_PROBLEMS:
+            if len(problems) == MOST_PROBLEMS:
                 break
-    if problems or not files:
-        raise InvalidInput("\n".join(problems) or "no WAV or FLAC files there", where=None if problems else "SOUNDS")
+    raise_problems(problems)
+    if not files:
+        raise InvalidInput("no WAV or FLAC files there", where="SOUNDS")
     return files
-
-
-def _split(files: list[MediaFile], share: float) -> tuple[list[MediaFile], list[MediaFile]]:
-    """Returns files to train on, and those that are held out, by their hashes."""
-    parts: tuple[list[MediaFile], list[MediaFile]] = ([], [])
-    for file in files:
-        parts[in_share(file.sha256, share)].append(file)
-    if not parts[0]:
-        raise InvalidInput("all files are held out", where="held_out")
-    return parts
-
-
-@torch.no_grad()
-def _scores(trainer: CodecTrainer, clips: _Clips, device: torch.device) -> dict[str, float]:
-    """Returns the mean distance of log-mel features of held-out clips; none: there are none."""
-    distances = []
-    for clip in clips.first():
-        samples, codes = (tensor.to(device) for tensor in clips.of(clip))
-        spoken, _ = trainer.spoken(samples, codes)
-        distances.append(float(F.l1_loss(trainer.mel(spoken), trainer.mel(samples))))
-    return {"log-mel distance": float(np.mean(distances))} if distances else {}

@@ -24,7 +24,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field
 
 from nas.core.errors import InvalidInput
-from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_placed_lines
+from nas.train.posttrain.conversations import (
+    MOST_PROBLEMS,
+    ChatTokenizer,
+    Conversation,
+    raise_problems,
+    read_placed_lines,
+)
 from nas.train.posttrain.formats import converted
 from nas.train.release.tokenizer import SPECIAL
 from nas.train.towers.modality import MediaFile, Modality, Processor
@@ -32,7 +38,6 @@ from nas.train.towers.modality import MediaFile, Modality, Processor
 METADATA = "metadata.jsonl"
 """File of a folder of `datasets` that names its files."""
 
-_MOST_PROBLEMS = 20
 _CAPTIONS = (("answer", "question"), ("text", ""), ("transcription", ""))
 """Keys of an answer, and of its question, in lines without messages."""
 
@@ -191,10 +196,9 @@ def read_media_lines(path: Path, chat: ChatTokenizer, modality: Modality) -> lis
             lines.append(MediaLine(place, line, media[: len(line.paths)], media[-1] if line.speech else None))
         except InvalidInput as error:
             problems.append(str(error))
-            if len(problems) == _MOST_PROBLEMS:
+            if len(problems) == MOST_PROBLEMS:
                 break
-    if problems:
-        raise InvalidInput("\n".join(problems))
+    raise_problems(problems)
     return lines
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nas.core.errors import InvalidInput, Unsupported
-from nas.train.towers.modality import MediaFile, Processor, checked
+from nas.train.towers.modality import MediaFile, Processor, checked, require_file
 
 IMAGE = "<image>"
 """Stands for one embedding of an image, and for a whole image in the text of a message."""
@@ -196,10 +196,7 @@ def read_pixels(path: Path, place: str) -> Tensor:
         InvalidInput: the file is none of the formats, damaged, animated, or too large.
     """
     try:
-        if not path.is_file():
-            raise InvalidInput(f"there is no file {path.name}", where=place)
-        if path.stat().st_size > MOST_BYTES:
-            raise InvalidInput(f"{path.name} is larger than {MOST_BYTES >> 20} MB", where=place)
+        require_file(path, place, MOST_BYTES)
         content = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"cannot read {path.name}: {error.strerror}", where=place) from error

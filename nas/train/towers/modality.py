@@ -18,6 +18,7 @@ from torch import Tensor
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.strict import StrictKeys
+from nas.model.nn.tower import Connector
 from nas.train.towers.model import Tower
 
 AnySettings = TypeVar("AnySettings", bound=BaseModel)
@@ -34,6 +35,14 @@ def checked(kind: type[AnySettings], values: Mapping[str, Any], where: str) -> A
     except ValidationError as error:
         first = error.errors()[0]
         raise InvalidInput(": ".join([*map(str, first["loc"][:1]), first["msg"]]), where=where) from error
+
+
+def require_file(path: Path, place: str, most: int) -> None:
+    """Checks that a file is there and has at most so many bytes; raises InvalidInput and OSError."""
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {path.name}", where=place)
+    if path.stat().st_size > most:
+        raise InvalidInput(f"{path.name} is larger than {most >> 20} MB", where=place)
 
 
 class MediaFile(NamedTuple):
@@ -141,6 +150,11 @@ class Shape(StrictKeys, ABC):
     def connector(self) -> dict[str, Any]:
         """Returns the other fields."""
         return self.model_dump(include=set(self.apart))
+
+    def connected(self, features: int, d_model: int) -> Connector:
+        """Returns a connector from so many features to embeddings of a language model."""
+        norm, bias = self.projector_use_layernorm, self.projector_bias
+        return Connector(features, self.projector_hidden_size, d_model, norm=norm, bias=bias)
 
     @classmethod
     @abstractmethod

@@ -38,7 +38,7 @@ from nas.model.nn.model import Model
 from nas.model.nn.transformers import each_of_transformers, transformers_config
 from nas.train.adapt.checkpoints import LANGUAGE_MODEL, import_model
 from nas.train.release.found_tokenizer import FoundTokenizer
-from nas.train.release.huggingface import Planned, own_config, write_safetensors
+from nas.train.release.huggingface import own_config, write_float32
 from nas.train.release.model_tokenizer import CONFIG, GENERATION, MODEL, TEMPLATE, ModelTokenizer, read_model_tokenizer
 from nas.train.release.shards import SINGLE, Shards, read_json
 from nas.train.release.tokenizer import MemberTokenizer, json_bytes
@@ -209,10 +209,7 @@ def with_tower(
 def write_multimodal_model(folder: Path, whole: MultimodalModel) -> None:
     """Writes a model's folder, each file atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = dict(_their_tensors(whole))
-    planned = [Planned(name, tuple(tensor.shape), torch.float32) for name, tensor in tensors.items()]
-    values = (tensor.detach().cpu() for tensor in tensors.values())
-    write_safetensors(folder / SINGLE, planned, values, {"format": "pt"})
+    write_float32(folder / SINGLE, dict(_their_tensors(whole)))
     files: dict[str, bytes] = {
         **dict(whole.tokenizer.files(whole.context)),
         MODEL: json_bytes(_config(whole)),
@@ -323,7 +320,8 @@ class TowerFolder:
             )
         config = read_json(folder / MODEL)
         shape = _shape_of(config, config.get(f"{modality.name}_config"), modality, where)
-        processor = _processor_of(folder, modality)
+        about = folder / (PROCESSOR if (folder / PROCESSOR).is_file() else _OLD_PROCESSOR)
+        processor = modality.processor.of(read_json(about), str(about))
         if any(getattr(processor, name) != value for name, value in shape.processor().items()):
             raise InvalidInput(f"{modality.noun}s are processed for another tower", where=str(folder / PROCESSOR))
         tokenizer = read_model_tokenizer(folder / "tokenizer.json")
@@ -413,12 +411,6 @@ def _shape_of(config: Mapping[str, Any], encoder: Any, modality: Modality, where
         raise Unsupported("its encoder or connector has another activation", where=where)
     outside = {name: config[name] for name in modality.shape.apart & config.keys()}
     return checked(modality.shape, {**encoder, **outside}, where)
-
-
-def _processor_of(folder: Path, modality: Modality) -> Processor:
-    path = folder / PROCESSOR
-    path = path if path.is_file() else folder / _OLD_PROCESSOR
-    return modality.processor.of(read_json(path), str(path))
 
 
 def _encoder_prefix(shards: Shards, modality: Modality) -> str:

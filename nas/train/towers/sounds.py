@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.audio_utils import mel_filter_bank
 
 from nas.core.errors import InvalidInput, Unsupported
-from nas.train.towers.modality import MediaFile, Processor, checked
+from nas.train.towers.modality import MediaFile, Processor, checked, require_file
 
 SOUND = "<audio>"
 """Stands for one embedding of a sound, and for a whole sound in the text of a message."""
@@ -128,10 +128,7 @@ def read_samples(path: Path, place: str, target: int = RATE, part: Part | None =
         InvalidInput: the file is no WAV or FLAC, damaged, too long or too short, or holds no finite numbers.
     """
     try:
-        if not path.is_file():
-            raise InvalidInput(f"there is no file {path.name}", where=place)
-        if path.stat().st_size > MOST_BYTES:
-            raise InvalidInput(f"{path.name} is larger than {MOST_BYTES >> 20} MB", where=place)
+        require_file(path, place, MOST_BYTES)
         with path.open("rb") as stream:
             start = stream.read(12)
             if start[:4] != b"fLaC" and (start[:4] not in (b"RIFF", b"RF64") or start[8:] != b"WAVE"):

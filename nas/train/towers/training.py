@@ -13,11 +13,10 @@ the same call resumes, see `nas.train.posttrain.trained_folder`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -27,18 +26,18 @@ from pydantic import Field, SerializeAsAny, model_validator
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nas.core.canonical import content_hash, in_share, sha256_of
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.task import IGNORE
-from nas.model.nn.fit import Log, TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, training_precision
+from nas.model.nn.fit import Log
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_placed_lines
 from nas.train.posttrain.objective import answer_features, chunked_nats, token_nats
 from nas.train.posttrain.sft import Mixture, TrainingSettings, padded, passes_of
 from nas.train.posttrain.start import StartModel, start_model
-from nas.train.posttrain.trained_folder import FolderRecord, described, trained_once
-from nas.train.pretrain.member_training import CHECKPOINT, START
+from nas.train.posttrain.trained_folder import FolderRecord, FolderTraining, split
+from nas.train.pretrain.member_training import START
 from nas.train.release.model_tokenizer import ModelTokenizer
 from nas.train.release.shards import shard_files
 from nas.train.towers.codec import Codec, copy_codec, read_codec
@@ -85,7 +84,6 @@ class TowerSettings(TrainingSettings):
     text_steps: float = Field(0.05, ge=0, le=1, description="share of the steps after which it is `text`")
     context: int = Field(2048, ge=16, description="most tokens of a conversation; longer ones are left out")
     tower: SerializeAsAny[Shape] = Field(description="shape, where the model to start from has no tower")
-    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of conversations that are only scored")
 
     modality: ClassVar[Modality]
     stages: ClassVar[dict[Stage, dict[str, Any]]]
@@ -104,8 +102,6 @@ class TowerSettings(TrainingSettings):
             raise ValueError("every part is frozen")
         if self.text and not self.backbone:
             raise ValueError("text trains the language model alone, which is frozen: set `text` to 0")
-        if self.bad_lines == "skip":
-            raise ValueError(f"bad_lines: conversations about {self.modality.noun}s that cannot be used are refused")
         return self
 
     def optimiser(self) -> Optimiser:
@@ -203,13 +199,7 @@ def train_tower(
         CandidateFailed: the loss is not finite.
     """
     start = _Start.of(name, settings, encoder, codec, mimi)
-    examples = _Examples.read(data, start, settings)
-    key = content_hash([TRAINER_VERSION, start.inputs, examples.inputs, settings.model_dump(mode="json")])
-
-    def trained(folder: Path, worker: Worker) -> TowerRecord:
-        return _trained(key, start, examples, settings, output, folder, worker, checkpoint_s)
-
-    return trained_once(output, key, output / settings.modality.record, TowerRecord, trained, log)
+    return _TowerTraining(start, _Examples.read(data, start, settings), settings, output, checkpoint_s).run(log)
 
 
 class _Start(NamedTuple):
@@ -351,11 +341,13 @@ class _Examples(NamedTuple):
         texts = [(talk, encoder.example(talk)) for talk in talks]
         short = [(line, one) for line, one in examples if len(one.ids) <= settings.context]
         short_texts = [(talk, one) for talk, one in texts if len(one.ids) <= settings.context]
-        media, held_out = _split(short, settings.held_out, lambda line: [file.sha256 for file in line.all_files])
-        trained_texts, held_out_texts = _split(
-            short_texts, settings.held_out, lambda talk: talk.model_dump(mode="json")
+        trained, held_out = split(
+            short, settings.held_out, lambda pair: content_hash([file.sha256 for file in pair[0].all_files])
         )
-        held_out += [encoder.line(line) for line in scored]
+        trained_texts, held_out_texts = split(
+            short_texts, settings.held_out, lambda pair: content_hash(pair[0].model_dump(mode="json"))
+        )
+        media = [one for _, one in trained]
         left_out = len(examples) - len(short) + len(texts) - len(short_texts)
         noun = settings.modality.noun
         if not media:
@@ -370,10 +362,14 @@ class _Examples(NamedTuple):
             raise InvalidInput(f"a share of {settings.text:g} of text needs --text; or set it to 0", where="text")
         inputs = [[sha256_of(path / METADATA if path.is_dir() else path) for path in paths] for paths in data]
         files = sorted({file.sha256 for line in (*lines, *scored) for file in line.all_files})
-        return cls(media, trained_texts, held_out, held_out_texts, left_out, [inputs, files])
-
-
-AnySource = TypeVar("AnySource")
+        return cls(
+            media,
+            [one for _, one in trained_texts],
+            [*(one for _, one in held_out[:_MOST_HELD_OUT]), *map(encoder.line, scored)],
+            [one for _, one in held_out_texts[:_MOST_HELD_OUT]],
+            left_out,
+            [inputs, files],
+        )
 
 
 class _Encoder:
@@ -404,75 +400,46 @@ class _Encoder:
             raise InvalidInput(error.message, where=line.place) from error
 
 
-def _split(
-    examples: Sequence[tuple[AnySource, _Example]], share: float, identity: Callable[[AnySource], object]
-) -> tuple[list[_Example], list[_Example]]:
-    """Returns examples to train on, and those that are held out, by the hash of what `identity` returns."""
-    parts: tuple[list[_Example], list[_Example]] = ([], [])
-    for source, example in examples:
-        parts[in_share(content_hash(identity(source)), share)].append(example)
-    return parts[0], parts[1][:_MOST_HELD_OUT]
-
-
-def _trained(
-    key: str,
-    start: _Start,
-    examples: _Examples,
-    settings: TowerSettings,
-    output: Path,
-    folder: Path,
-    worker: Worker,
-    checkpoint_s: float,
-) -> TowerRecord:
-    whole = start.open(settings, folder / START)
-    model = whole.model.to(worker.device)
-    steps = _Steps(examples, whole.processor, settings, worker, start.chat.pad)
-    before = steps.scores(model)
-    counts = f"{len(examples.media):,} conversations about {settings.modality.noun}s, {len(examples.texts):,} without"
-    worker.log(f"{counts}, {examples.left_out:,} left out; held out, before: {described(before)}")
-    state = TrainingState(model, settings.optimiser(), steps.count)
-    rate = partial(settings.rate, steps=steps.count)
-    phase = TrainingPhase(settings.stage, steps.count, steps.tokens, steps.passes, steps.loss, rate)
-    checkpoint = TrainingCheckpoint(folder / CHECKPOINT, {"key": key}, checkpoint_s)
-    fit(state, [phase], [checkpoint], worker, name=output.name, precision=partial(training_precision, worker.device))
-    after = steps.scores(model.eval())
-    worker.log(f"held out: {described(after)}")
-    write_multimodal_model(output, whole)
-    if start.speech is not None:
-        copy_codec(start.speech.folder, output / CODEC)
-    return TowerRecord.of(
-        output,
-        key,
-        state,
-        worker,
-        (before, after),
-        source=start.described,
-        layout=model.backbone.layout.format(),
-        settings=settings.model_dump(mode="json"),
-        examples=len(examples.media),
-        texts=len(examples.texts),
-        left_out=examples.left_out,
-    )
-
-
-class _Steps:
-    """Batches, loss and scores of a stage."""
+class _TowerTraining(FolderTraining[TowerSettings, TowerRecord]):
+    record = TowerRecord
 
     def __init__(
-        self, examples: _Examples, processor: Processor, settings: TowerSettings, worker: Worker, pad: int
+        self, start: _Start, examples: _Examples, settings: TowerSettings, output: Path, checkpoint_s: float
     ) -> None:
-        self._examples, self._processor, self._worker, self._pad = examples, processor, worker, pad
-        self.count = max(1, round(settings.epochs * len(examples.media) / settings.batch / (1 - settings.text)))
+        inputs = [TRAINER_VERSION, start.inputs, examples.inputs, settings.model_dump(mode="json")]
+        super().__init__(output, settings, inputs, checkpoint_s)
+        self._start, self._examples = start, examples
+        self.file, self.phase = settings.modality.record, settings.stage
+        self.steps = max(1, round(settings.epochs * len(examples.media) / settings.batch / (1 - settings.text)))
         self.tokens = round(settings.batch * float(np.mean([len(one.ids) for one in examples.media])))
-        """Tokens of a step, about."""
-        ends = np.floor(np.cumsum(settings.text_shares(self.count) * settings.batch) + 1e-9).astype(int)
+        ends = np.floor(np.cumsum(settings.text_shares(self.steps) * settings.batch) + 1e-9).astype(int)
         self._texts = np.concatenate([[0], ends])
         """Texts that were read before each step."""
-        self._media = np.arange(self.count + 1) * settings.batch - self._texts
+        self._media = np.arange(self.steps + 1) * settings.batch - self._texts
         self._orders = [
             Mixture(np.zeros(len(kind), np.int64), None, settings.seed) if kind else None
             for kind in (examples.media, examples.texts)
         ]
+
+    def start(self, folder: Path) -> TowerModel:
+        examples, noun = self._examples, self.settings.modality.noun
+        counts = f"{len(examples.media):,} conversations about {noun}s, {len(examples.texts):,} without"
+        self.worker.log(f"{counts}, {examples.left_out:,} left out")
+        self._whole = self._start.open(self.settings, folder / START)
+        return self._whole.model
+
+    def write(self, model: TowerModel) -> dict[str, Any]:
+        write_multimodal_model(self.output, self._whole)
+        if self._start.speech is not None:
+            copy_codec(self._start.speech.folder, self.output / CODEC)
+        return {
+            "source": self._start.described,
+            "layout": model.backbone.layout.format(),
+            "settings": self.settings.model_dump(mode="json"),
+            "examples": len(self._examples.media),
+            "texts": len(self._examples.texts),
+            "left_out": self._examples.left_out,
+        }
 
     def passes(self, step: int) -> list[tuple[Tensor, ...]]:
         """Returns the passes of a step: tokens, labels, answer tokens of the step, codes, and the tower's inputs."""
@@ -482,23 +449,22 @@ class _Steps:
             if order is not None:
                 drawn += [examples[order[number]] for number in range(reads[step], reads[step + 1])]
         counted = torch.tensor(sum(int(one.answers[1:].sum()) for one in drawn))
-        most = self._worker.most_tokens(*_TOKENS_AT_ONCE)
+        most = self.worker.most_tokens(*_TOKENS_AT_ONCE)
         return [
             self._pass([drawn[place] for place in places], counted)
             for places in passes_of([len(one.ids) for one in drawn], most)
         ]
 
     def _pass(self, examples: Sequence[_Example], counted: Tensor) -> tuple[Tensor, ...]:
-        inputs = self._processor.inputs([file for one in examples for file in one.files])
-        tokens, labels = padded([one.inputs for one in examples], self._pad), [one.labels for one in examples]
+        inputs = self._whole.processor.inputs([file for one in examples for file in one.files])
+        tokens = padded([one.inputs for one in examples], self._start.chat.pad)
+        labels = padded([one.labels for one in examples], IGNORE)
         frames = [torch.from_numpy(one.codes) for one in examples if one.codes is not None]
         codes = torch.cat(frames) if frames else torch.zeros(0, 1, dtype=torch.int64)
-        return tokens, padded(labels, IGNORE), counted, codes, *inputs
+        return tokens, labels, counted, codes, *inputs
 
-    def loss(
-        self, model: TowerModel, tokens: Tensor, labels: Tensor, counted: Tensor, codes: Tensor, *inputs: Tensor
-    ) -> Tensor:
-        """Returns the share of a pass in the loss of its step."""
+    def loss(self, model: TowerModel, *tensors: Tensor) -> Tensor:
+        tokens, labels, counted, codes, *inputs = tensors
         features = answer_features(model.backbone, model.embeddings(tokens, *inputs, codes=codes), labels)
         targets = labels[labels != IGNORE]
         text = _is_text(model, targets)
@@ -523,10 +489,10 @@ class _Steps:
     def _scored(self, model: TowerModel, examples: Sequence[_Example]) -> dict[str, float]:
         """Returns nats per answer token, the share of exact answers, and where there are frames, their loss."""
         nats, count, exact, sound, frames = 0.0, 0, 0, 0.0, 0
-        for places in passes_of([len(one.ids) for one in examples], self._worker.most_tokens(*_TOKENS_AT_ONCE)):
-            self._worker.yield_hook()
+        for places in passes_of([len(one.ids) for one in examples], self.worker.most_tokens(*_TOKENS_AT_ONCE)):
+            self.worker.yield_hook()
             tensors = self._pass([examples[place] for place in places], torch.tensor(1))
-            tokens, labels, _, codes, *inputs = (tensor.to(self._worker.device) for tensor in tensors)
+            tokens, labels, _, codes, *inputs = (tensor.to(self.worker.device) for tensor in tensors)
             features = model.backbone.features(model.embeddings(tokens, *inputs, codes=codes))
             answers = (labels != IGNORE) & _is_text(model, labels)
             logits = model.backbone.logits(features[answers])

@@ -17,7 +17,7 @@ from transformers import Siglip2VisionConfig
 from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionModel
 
 from nas.core.tower import ImageTower
-from nas.model.nn.tower import SHAPE_IN_ALL, Connector, unshuffled
+from nas.model.nn.tower import SHAPE_IN_ALL, unshuffled
 from nas.train.towers.images import TOKENS, FrameSettings
 from nas.train.towers.modality import Modality, Processor, Shape, checked
 from nas.train.towers.model import Tower
@@ -96,13 +96,7 @@ class VisionTower(Tower):
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             self.encoder = Siglip2VisionModel(Siglip2VisionConfig(**shape.encoder()))
-        self.connector = Connector(
-            shape.hidden_size * self._factor**2,
-            shape.projector_hidden_size,
-            d_model,
-            norm=shape.projector_use_layernorm,
-            bias=shape.projector_bias,
-        )
+        self.connector = shape.connected(shape.hidden_size * self._factor**2, d_model)
 
     def features(self, *inputs: Tensor) -> Tensor:
         """Returns the features of frames, one after another, each from its top row down.
