@@ -11,8 +11,7 @@ import os
 import string
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,11 +143,3 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> subprocess.Complete
     assert "Traceback" not in err, err
     assert process.returncode == code, f"{process.returncode}, not {code}: {err[-2000:]}"
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def until(condition: Callable[[], bool], seconds: float = LIMIT_S) -> None:
-    """Waits for something that another process does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"did not happen within {seconds} s"
-        time.sleep(0.1)

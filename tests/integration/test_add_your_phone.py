@@ -21,11 +21,12 @@ from unittest import mock
 import pytest
 from cli_runner import Outcome, nas
 from device_lab import Machine, adbd
-from study_lab import LIMIT_S, NAS, until
+from study_lab import LIMIT_S, NAS
 
 from nas.measure.devices.transports.adb_device import AdbKey
 from nas.measure.runtimes.llama_cpp.variants import Build
 from tests.support.local_compute import without_ray
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.needs("devices"), pytest.mark.usefixtures("short_reference_runs")]
 
@@ -140,11 +141,11 @@ def test_a_phone_on_another_computer(phone: Machine, names: dict[str, str], tmp_
     accept(phone, shelf.folder)
     with coordinator.running, shelf.running:
         coordinator.start(f"{serve} --port 0")
-        until(lambda: (coordinator.folder / "serve.json").exists())
+        until(lambda: (coordinator.folder / "serve.json").exists(), LIMIT_S)
         shelf.names["LINE"] = coordinator.give(token).out.strip()
         assert "enrolled as shelf" in shelf.give(enrol).err
         refused = shelf.give(enrol.replace("shelf", "thief") + " --replace", code=3)
         assert "used or too old" in refused.err
         shelf.give(add)
         shelf.start(run)
-        until(lambda: "\tidle\t" in (listed := coordinator.give(see).out) and "\tshelf\t" in listed)
+        until(lambda: "\tidle\t" in (listed := coordinator.give(see).out) and "\tshelf\t" in listed, LIMIT_S)

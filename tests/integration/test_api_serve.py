@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from study_lab import Lab, finish, until
+from study_lab import LIMIT_S, Lab, finish
 
 from nas.core.clock import SystemClock
 from nas.core.device import Device
@@ -26,6 +26,7 @@ from nas.infra.store.store import Store
 from nas.infra.web.tls import Certificates
 from nas.measure.farm.enrolment import invite
 from nas.serve.api.serve import Address, last_address
+from tests.support.waiting import until
 
 PHONE = Device(id="phone", model="Phone", cpu="cpu", target="aarch64-android", cores=8, memory_mb=4096, os="Android")
 
@@ -39,7 +40,7 @@ def lab(tmp_path: Path) -> Lab:
 def serve(lab: Lab, *more: str) -> Iterator[tuple[subprocess.Popen[str], Address]]:
     (lab.home / "serve.json").unlink(missing_ok=True)
     with lab.start("serve", "--port", "0", *more) as process:
-        until(lambda: process.poll() is not None or last_address(lab.home) is not None)
+        until(lambda: process.poll() is not None or last_address(lab.home) is not None, LIMIT_S)
         address = last_address(lab.home)
         assert address is not None, process.communicate()
         try:
@@ -93,7 +94,7 @@ def hand_in(client: httpx.Client, job: Job) -> bool:
 def test_it_serves_this_machine_and_others_until_it_is_told_to_stop(lab: Lab, clients: ExitStack) -> None:
     with serve(lab) as (process, address):
         store = lab.store()
-        until(lambda: any(row.agent.startswith("local-") for row in devices.all(store)))
+        until(lambda: any(row.agent.startswith("local-") for row in devices.all(store)), LIMIT_S)
         client = enrol(invite(store, lab.home, address.url), "host", clients)
         begun = time.monotonic()
         id = queue(store)  # by this process, not by the one that serves

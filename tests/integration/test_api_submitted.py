@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from study_lab import SPACE, WITHOUT_RAY, Lab, finish, until
+from study_lab import LIMIT_S, SPACE, WITHOUT_RAY, Lab, finish
 
 from nas.infra.store import trials
 from nas.infra.store.store import Store
 from nas.serve.api.serve import last_address
+from tests.support.waiting import until
 
 RUNGS = [{"name": "only", "lm_steps": 30}]
 QUALITY = {name: value for name, value in SPACE["quality"].items() if name != "corpus"} | {"rungs": RUNGS}
@@ -81,7 +82,7 @@ def test_a_study_outlives_the_coordinator_that_started_it(lab: Lab, monkeypatch:
         monkeypatch.setenv("NAS_SERVER", address.url)
         space = str(lab.folder / "tiny.yaml")
         with log_shown(lab), running(lab, "launch", "--space", space, "--study", "mine", "-n", "1", "--json") as launch:
-            until(lambda: proposed(lab) > 0)
+            until(lambda: proposed(lab) > 0, LIMIT_S)
             first.send_signal(signal.SIGKILL)
             first.wait()
             with coordinator(lab, "--port", address.url.rpartition(":")[2]):

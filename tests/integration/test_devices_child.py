@@ -22,6 +22,7 @@ from nas.core.wire import Job
 from nas.measure.devices.agent.agent import child_arguments
 from nas.measure.farm.trust import SigningKey
 from tests.support.fake_coordinator import FakeCoordinator, served
+from tests.support.waiting import until
 
 LAUNCHER = """
 import subprocess, sys, time
@@ -81,7 +82,7 @@ class Place:
         self.offer(f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep 3600")
 
         def pid() -> int:
-            wait_until(mark.exists)
+            until(mark.exists)
             return int(mark.read_text())
 
         return pid
@@ -97,13 +98,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
     with served(place.coordinator, tmp_path / "s") as url:
         place.url = url
         yield place
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:
@@ -158,7 +152,7 @@ def test_kill_9_of_the_agent_takes_the_runner_down(place: Place) -> None:
     with child_agent(place.url, **place.options) as agent:
         runner = pid()
         agent.send_signal(signal.SIGKILL)
-        wait_until(lambda: gone(runner))
+        until(lambda: gone(runner))
 
 
 def test_kill_9_of_the_launch_takes_agent_and_runner_down(place: Place) -> None:
@@ -169,8 +163,8 @@ def test_kill_9_of_the_launch_takes_agent_and_runner_down(place: Place) -> None:
         agent = int(launch.stdout.readline())
         runner = pid()
         launch.kill()
-        wait_until(lambda: gone(runner))
-        wait_until(lambda: gone(agent))
+        until(lambda: gone(runner))
+        until(lambda: gone(agent))
 
 
 def test_kill_9_of_the_supervisor_kills_the_runner_and_is_reported(place: Place) -> None:
@@ -179,7 +173,7 @@ def test_kill_9_of_the_supervisor_kills_the_runner_and_is_reported(place: Place)
         runner = pid()
         supervisor = int(Path(f"/proc/{runner}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(supervisor, signal.SIGKILL)
-        wait_until(lambda: gone(runner))
+        until(lambda: gone(runner))
         place.coordinator.wait_for(results=1)
     failure = place.coordinator.results["job"].failure
     assert failure is not None
@@ -192,12 +186,12 @@ def test_kill_9_of_the_agent_does_not_cost_a_result(place: Place) -> None:
     place.offer(f"echo run >> {runs}; echo measured")
     place.coordinator.refuses_results = True
     with child_agent(place.url, **place.options) as agent:
-        wait_until(lambda: outbox.is_dir() and any(outbox.glob("*.json")))
+        until(lambda: outbox.is_dir() and any(outbox.glob("*.json")))
         agent.send_signal(signal.SIGKILL)
     place.coordinator.refuses_results = False
     with child_agent(place.url, **place.options):
         place.coordinator.wait_for(results=1)
-        wait_until(lambda: not any(outbox.glob("*.json")))
+        until(lambda: not any(outbox.glob("*.json")))
     result = place.coordinator.results["job"].result
     assert result is not None
     assert result.pairs[0].candidate.stdout == "measured\n"
@@ -208,7 +202,7 @@ def test_sigterm_lets_the_job_finish_and_then_ends_cleanly(place: Place) -> None
     mark = place.root / "started"
     place.offer(f"touch {mark}; sleep 1; echo finished")
     with child_agent(place.url, **place.options) as agent:
-        wait_until(mark.exists)
+        until(mark.exists)
         agent.terminate()
         assert agent.wait(60) == 0
     result = place.coordinator.results["job"].result
@@ -230,7 +224,7 @@ def test_a_second_sigterm_ends_it_at_once(place: Place) -> None:
 
 def test_the_end_of_the_context_ends_an_idle_agent(place: Place) -> None:
     with child_agent(place.url, **place.options) as agent:
-        wait_until(lambda: bool(place.coordinator.registered))
+        until(lambda: bool(place.coordinator.registered))
     assert agent.returncode == 0
 
 

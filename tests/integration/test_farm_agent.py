@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from nas.core.errors import InfrastructureFailed
 from nas.core.plan import Plan, PlanFile, Round, Runner
 from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, LocalAgent, open_farm
+from tests.support.waiting import until
 
 LAUNCH = """
 import sys, time
@@ -30,13 +30,6 @@ with open_farm(Store.open()) as farm:
     print(farm.agent.pid, flush=True)
     time.sleep(3600)
 """
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"did not happen within {seconds} s"
-        time.sleep(0.05)
 
 
 def alive(pid: int) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from unittest import mock
@@ -25,6 +24,7 @@ from nas.measure.devices.transports.adb_device import AdbKey
 from nas.measure.devices.transports.ssh import SshAddress, host_key, pinned_fingerprints
 from nas.measure.farm.farm import open_farm
 from tests.support.tls_coordinator import TlsCoordinator
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.needs("devices")
 
@@ -52,13 +52,6 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         for name, machine in (("box", box), ("phone", phone)):
             (machine.root / "etc/machine-id").write_text(name)
         yield Host(home, box, phone)
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.05)
 
 
 def test_a_machine_is_trusted_by_its_key_from_add_to_remove(host: Host) -> None:

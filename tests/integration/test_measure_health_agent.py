@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,7 @@ from nas.measure.protocol import health
 from nas.measure.protocol.health import AnyDevice, HealthKeeper
 from nas.measure.runtimes.base import Runtime
 from nas.testing.fake_runtime import FakeRuntime
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"did not happen within {seconds} s"
-        time.sleep(0.05)
+from tests.support.waiting import until
 
 
 def install(monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime) -> None:

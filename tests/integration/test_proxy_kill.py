@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from nas.core.layout import Layout
 from nas.search.proxy.job import TaskRun, TrainJob, TrainResult
 from nas.search.proxy.train import train
+from tests.support.waiting import until_written
 
 PROGRAM = """
 import sys, time
@@ -51,19 +51,11 @@ def numbers(result: TrainResult) -> dict[str, Any]:
     return result.model_dump(include={"key", "scores", "accuracy", "losses", "curve", "weights_sha256"})
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 240
-    while not path.exists():
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.01)
-
-
 def test_a_killed_training_ends_like_one_that_was_left_alone(tmp_path: Path) -> None:
     calm = train(JOB, yield_hook=lambda: None, checkpoint_dir=tmp_path / "calm", device="cpu", log=print)
     process = start(tmp_path, step_s=0.1)
     checkpoint = tmp_path / "runs" / JOB.key / "checkpoint.safetensors"
-    wait_for(checkpoint, process)
+    until_written(checkpoint, process)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from retrieval_lab import texts, write_lines, write_model
 
+from tests.support.waiting import until_written
+
 KILLS = 5 if os.environ.get("HILNAS_TEST_ALL") else 1
 
 
@@ -21,27 +23,19 @@ def start(folder: Path, index: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 240
-    while not path.exists():
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.01)
-
-
 def test_a_killed_index_is_continued_to_the_same_index(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     lines = [{"id": f"d{number}", "text": text} for number, text in enumerate(texts(4000 if KILLS > 1 else 1536, 40))]
     write_lines(tmp_path / "documents.jsonl", lines)
     process = start(tmp_path, "whole")
-    wait_for(tmp_path / "whole" / "request.json", process)
+    until_written(tmp_path / "whole" / "request.json", process)
     began = time.monotonic()
     assert process.wait(240) == 0
     seconds, index, rng = time.monotonic() - began, tmp_path / "index", random.Random(0)
     parts = [0]
     for _ in range(KILLS):
         process = start(tmp_path, "index")
-        wait_for(index / f"documents-{parts[-1]:05}.jsonl", process)
+        until_written(index / f"documents-{parts[-1]:05}.jsonl", process)
         time.sleep(rng.uniform(0, seconds / 10))
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL and not (index / "index.json").exists()

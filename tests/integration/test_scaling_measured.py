@@ -6,11 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from study_lab import Lab, until
+from study_lab import LIMIT_S, Lab
 
 from nas.core.family import FAMILY, Family, read_record
 from nas.core.layout import Layout
 from nas.train.scaling.candidates import parse_size
+from tests.support.waiting import until
 
 LAYOUT = "d128 v256 ffn=swiglu:320 [C3*2 A2/1 C3]"
 SIZES = ("1M", "2M")
@@ -37,7 +38,7 @@ def sizes(family: Family | None) -> list[str]:
 
 def test_a_killed_build_goes_on_and_measures_nothing_twice(lab: Lab) -> None:
     with lab.start(*build(lab)) as process:
-        until(lambda: bool(sizes(recorded(lab))) or process.poll() is not None)
+        until(lambda: bool(sizes(recorded(lab))) or process.poll() is not None, LIMIT_S)
         process.send_signal(signal.SIGKILL)
         process.wait()
     before = recorded(lab)

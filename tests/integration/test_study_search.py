@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_lab import NAS, WITHOUT_RAY, Lab, finish, until
+from study_lab import LIMIT_S, NAS, WITHOUT_RAY, Lab, finish
 
 from nas.core.errors import NasError
 from nas.core.space import SearchSpace
@@ -21,6 +21,7 @@ from nas.infra.store import jobs, results, studies, trials
 from nas.infra.store.rows import StudyState
 from nas.search.study.events import all_events
 from nas.search.study.proposals import replay
+from tests.support.waiting import until
 
 TRIALS = 6
 Report = dict[str, Any]
@@ -123,7 +124,7 @@ def live(lab: Lab) -> Iterator[Any]:
     """A study that will not be finished for a while."""
     lab.space("other", search={"proposer": "random", "seeds": 0, "seed": 7})
     with lab.start(*lab.launch("live", "--trials", "300", space="other")) as process:
-        until(lambda: state(lab, "live") == "running")
+        until(lambda: state(lab, "live") == "running", LIMIT_S)
         yield process
         process.kill()
 
@@ -132,17 +133,17 @@ def test_a_live_study_is_paused_resumed_and_stopped_from_outside(lab: Lab, live:
     busy = lab.here(*lab.launch("live", "--resume", space="other"), code=4)
     assert "is run by" in busy.err
     lab.here("study", "pause", "live")
-    until(lambda: state(lab, "live") == "paused")
+    until(lambda: state(lab, "live") == "paused", LIMIT_S)
     refused = lab.here(*lab.launch("live", "--resume", space="other"), code=4)
     assert "it was paused, and now continues" in refused.err
-    until(lambda: state(lab, "live") == "running")
+    until(lambda: state(lab, "live") == "running", LIMIT_S)
     lab.here("study", "stop", "live")
     stopped = finish(live)
     assert "--study live --resume" in stopped.stderr
     assert state(lab, "live") == "stopped"
     assert lab.json_here("study", "show", "live")["state"] == StudyState.STOPPED
     with replace(lab, program=NAS).start(*lab.launch("live", "--resume", space="other")) as interrupted:
-        until(lambda: state(lab, "live") == "running")
+        until(lambda: state(lab, "live") == "running", LIMIT_S)
         interrupted.send_signal(signal.SIGINT)
         finish(interrupted, code=130)
     assert state(lab, "live") == "stopped"

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from dashboard_lab import Inputs
 from farm_support import Coordinator
 from store_support import new_study
-from study_lab import until
+from study_lab import LIMIT_S
 
 from nas.infra.store import agents, studies
 from nas.infra.store.rows import Role
@@ -27,6 +27,7 @@ from nas.infra.web.server import listen_tcp
 from nas.serve.api.serve import make_service_app
 from nas.serve.dashboard.access import AccessRules
 from nas.serve.dashboard.app import dashboard_router
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.needs("nginx")
 PAGE = Path(__file__).parents[2] / "docs/how-to/coordinator.md"
@@ -84,7 +85,7 @@ def url(farm: Farm, tmp_path: Path) -> Iterator[str]:
         (folder / "nginx.conf").write_text(user + NGINX.format(folder=folder, server=server))
         with subprocess.Popen(["nginx", "-c", str(folder / "nginx.conf"), "-p", str(folder)]) as process:
             stack.callback(process.terminate)
-            until(lambda: (folder / "pid").exists() and (folder / "pid").read_text().strip() != "")
+            until(lambda: (folder / "pid").exists() and (folder / "pid").read_text().strip() != "", LIMIT_S)
             yield f"https://localhost:{port}"
             process.terminate()
 

@@ -128,11 +128,3 @@ class Host:
 
     def id(self, name: str) -> str:
         return next(id for id in self.coordinator.serving() if id.startswith(f"fake-{name}-"))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come about")

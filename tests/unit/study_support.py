@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,14 +136,6 @@ def lm_job(steps: int = 3) -> TrainJob:
     return TrainJob(
         layout=layout, run=run, steps=steps, batch=1, lr=0.1, warmup=0, weight_decay=0, clip=1, ema=0, seed=0
     )  # fmt: skip
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Waits for something that another thread or process does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"did not happen within {seconds} s"
-        time.sleep(0.02)
 
 
 def scores_of(task: str) -> Callable[[TrainJob, Mapping[str, Any]], TrainResult]:

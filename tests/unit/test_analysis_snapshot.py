@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from nas.search.analysis.report import study_report
 from nas.search.analysis.snapshot import Snapshots, StudySnapshot
 from nas.search.study.events import CALIBRATED, LAUNCHED, elapsed
 from nas.serve.views.study import Points, points
+from tests.support.waiting import until
 
 # Few distinct values, so that ties and equal points are common.
 GRID = st.integers(0, 6).map(lambda step: step / 4)
@@ -367,10 +367,3 @@ def test_the_latest_studies_are_read_before_anybody_looks(lab: LiveLab, order: l
         until(lambda: len(order) == 2)
     assert order == ["live", "new"], "what does not fit into memory is not read"
     assert not [thread for thread in threading.enumerate() if thread.name == "reading studies"]
-
-
-def until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -12,13 +12,13 @@ import httpx
 import pytest
 from api_lab import Lab
 from store_support import add_device, new_study, proposal
-from study_support import until
 
 from nas.core.trial import EventKind
 from nas.infra.store import devices, events, studies, trials
 from nas.infra.store.rows import Health, Role, StudyState
 from nas.infra.web import events as following
 from nas.infra.web.server import Server, listen_tcp
+from tests.support.waiting import until
 
 FOLLOW, DEVICES = "/v1/studies/first/events", "/v1/device-events"
 

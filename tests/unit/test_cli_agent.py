@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +22,7 @@ from nas.measure.devices.agent.trust import read_enrolment
 from nas.measure.devices.attachments import Attachment, agent_home, own_attachments
 from nas.measure.devices.transports.base import NotTrusted
 from tests.support.tls_coordinator import TlsCoordinator
+from tests.support.waiting import until
 
 WITHOUT_DATABASE = """
 import sys
@@ -44,13 +44,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def coordinator(tmp_path: Path) -> Iterator[TlsCoordinator]:
     with TlsCoordinator(tmp_path / "coordinator") as serving:
         yield serving
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.05)
 
 
 def test_a_device_host_needs_no_database_packages() -> None:

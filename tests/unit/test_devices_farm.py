@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from plugged_devices import A, B, Host, Phone, until
+from plugged_devices import A, B, Host, Phone
 
 from nas.core.plan import RoundResult
 from nas.core.wire import ResultRequest
@@ -17,6 +17,7 @@ from nas.measure.devices.agent import agent as agent_module
 from nas.measure.devices.agent import session
 from nas.measure.devices.agent.client import Outbox, PendingResult
 from nas.measure.devices.attachments import Attachment
+from tests.support.waiting import until
 
 
 @pytest.fixture

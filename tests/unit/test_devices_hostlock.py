@@ -18,6 +18,7 @@ from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
 from nas.measure.devices.transports.base import Cancelled
+from tests.support.waiting import until
 
 _SPAWN = multiprocessing.get_context("spawn")
 Start = Callable[..., BaseProcess]
@@ -73,13 +74,6 @@ def _hold_for_ever(folder: Path, exclusive: bool, ready: Path) -> None:
         time.sleep(3600)
 
 
-def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} never came"
-        time.sleep(0.01)
-
-
 def _events(log: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -110,7 +104,7 @@ def test_a_stream_of_measurements_lets_waiting_compute_step(tmp_path: Path, star
     """One process re-enters at once for ever; compute that waits still gets in."""
     folder, log, stop = tmp_path / "lock", tmp_path / "log", tmp_path / "stop"
     start(_measure, folder, log, 1_000_000)
-    _wait_for(log)
+    until(log.exists)
     trainers = [start(_compute, folder, log, stop) for _ in range(2)]
     deadline = time.monotonic() + 60
     pids = {str(process.pid) for process in trainers}
@@ -123,7 +117,7 @@ def test_a_stream_of_measurements_lets_waiting_compute_step(tmp_path: Path, star
 def test_a_killed_holder_frees_the_lock(tmp_path: Path, start: Start, exclusive: bool) -> None:
     ready = tmp_path / "ready"
     holder = start(_hold_for_ever, tmp_path, exclusive, ready)
-    _wait_for(ready)
+    until(ready.exists)
     lock = HostLock(tmp_path)
     with pytest.raises(InfrastructureFailed), lock.exclusive(deadline_s=0.05):
         pass
@@ -138,7 +132,7 @@ def test_a_killed_holder_frees_the_lock(tmp_path: Path, start: Start, exclusive:
 def test_compute_gives_up_at_its_deadline(tmp_path: Path, start: Start) -> None:
     ready = tmp_path / "ready"
     start(_hold_for_ever, tmp_path, True, ready)
-    _wait_for(ready)
+    until(ready.exists)
     with pytest.raises(InfrastructureFailed, match="kept this machine"), HostLock(tmp_path).shared(deadline_s=0.05):
         pass
 

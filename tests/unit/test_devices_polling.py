@@ -8,13 +8,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from plugged_devices import A, B, Host, until
+from plugged_devices import A, B, Host
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.wire import Job
 from nas.measure.devices.agent import agent as agent_module
 from nas.measure.devices.agent import session
 from nas.measure.devices.agent.session import Poll
+from tests.support.waiting import until
 
 HOUR_S = 3600.0
 

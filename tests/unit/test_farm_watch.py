@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,18 +14,12 @@ from nas.infra.store.rows import DeviceState, Health, JobKind, JobState
 from nas.infra.store.store import Store
 from nas.measure.farm.agent_api import POLL_S
 from nas.measure.farm.queue import JobNotifier, LeaseMonitor
+from tests.support.waiting import until
 
 
 def add_remote(store: Store, name: str = "phone", agent: str = "host") -> None:
     agents.enrol(store, agents.issue_token(store), agent)
     devices.register(store, agent, [device(name)], boot_id="boot")
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"did not happen within {seconds} s"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("queued_here", [True, False], ids=["here", "by another process"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from store_support import StillClock, key, open_store, round_of
-from study_support import DEVICE, raw, reference_times, sample, until
+from study_support import DEVICE, raw, reference_times, sample
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import Pair, RawRun, RoundResult, Runner
@@ -23,6 +23,7 @@ from nas.measure.protocol.health import AnyDevice, HealthKeeper, check_key
 from nas.measure.protocol.reference import calibration_name, keep_calibration
 from nas.measure.runtimes.base import Runtime
 from nas.testing.fake_runtime import FakeRuntime
+from tests.support.waiting import until
 
 CALM, KILLED = raw(sample()), raw(exit_code=-9)
 CRASHED, THROTTLED = raw(exit_code=-11), raw(sample(), throttled=True)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 from store_support import add_device, key, open_store, proposal, round_of
-from study_support import DEVICE, TINY, ScriptedJobs, raw, sample, tiny_space, until
+from study_support import DEVICE, TINY, ScriptedJobs, raw, sample, tiny_space
 
 from nas.core.clock import SystemClock
 from nas.core.errors import (
@@ -48,6 +48,7 @@ from nas.search.study.launch import launch
 from nas.search.study.ledger import Ledger
 from nas.search.study.opened import LaunchOptions, OpenedStudy, take_lease
 from nas.testing.fake_runtime import FakeRuntime
+from tests.support.waiting import until
 
 
 @pytest.fixture

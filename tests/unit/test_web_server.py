@@ -20,7 +20,6 @@ import pytest
 from farm_support import Coordinator, registration
 from fastapi import FastAPI
 from store_support import key, round_of
-from study_support import until
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.wire import EnrolRequest
@@ -28,6 +27,7 @@ from nas.infra.store import devices, jobs
 from nas.infra.store.rows import DeviceState, JobState
 from nas.infra.web.server import UNAUTHENTICATED_BODY, BodyLimit, listen_tcp, listen_unix
 from nas.measure.farm import agent_api
+from tests.support.waiting import until
 
 CHUNK = 16 << 10
 
