@@ -14,7 +14,6 @@ from store_support import RESULT, StillClock, key, put_bytes, round_of
 
 from nas.core.plan import InputFile, Plan, Round
 from nas.infra.store import agents, devices, jobs, outcomes
-from nas.infra.store.rows import JobState
 from nas.measure.farm import agent_api
 
 CONTENT = bytes(range(256)) * 4096
@@ -95,55 +94,32 @@ def test_strangers_are_sent_away(refusing: TestClient, path: str, header: str) -
     assert answer.headers["WWW-Authenticate"] == 'Basic realm="hilnas"'
 
 
-def test_a_job_is_leased_renewed_and_ended(lab: Coordinator, client: TestClient, host: Auth) -> None:
-    assert lease(client, host, "box") is None
-    queued = jobs.enqueue(lab.store, key("job"), round_of(), device="box")
-    job = lease(client, host, "box")
-    who = {"agent": "host", "device": "box", "epoch": job["epoch"]}
-    assert client.post("/v1/heartbeat", json={**who, "job": job["id"]}, auth=host).json() == {"cancel": False}
-    told = {**who, "result": RESULT.model_dump(mode="json")}
-    for _ in range(2):
-        assert client.post(f"/v1/jobs/{job['id']}/result", json=told, auth=host).json()["accepted"]
-    ended = jobs.get(lab.store, queued.id)
-    assert ended is not None
-    assert ended.state is JobState.DONE
-
-
-def test_nobody_speaks_in_anothers_name(lab: Coordinator, client: TestClient, host: Auth, other: Auth) -> None:
-    jobs.enqueue(lab.store, key("job"), round_of(), device="phone")
-    job = lease(client, other, "phone")
-    who = {"agent": "other", "device": "phone", "epoch": job["epoch"]}
-    told = {**who, "result": RESULT.model_dump(mode="json")}
-    for path, body in (
-        ("agents/register", registration("other", "phone")),
-        ("lease", {"agent": "other", "device": "phone", "wait_s": 0}),
-        ("heartbeat", {**who, "job": job["id"]}),
-        (f"jobs/{job['id']}/result", told),
-    ):
-        answer = client.post(f"/v1/{path}", json=body, auth=host)
-        assert answer.status_code == 403, path
-        assert answer.json()["error"] == "agent 'host' may not speak for 'other'"
-    assert client.post(f"/v1/jobs/{job['id']}/result", json=told, auth=other).json()["accepted"]
-
-
-def test_nobody_touches_anothers_device(lab: Coordinator, client: TestClient, host: Auth, other: Auth) -> None:
+def test_nobody_speaks_in_anothers_name_or_touches_anothers_device(
+    lab: Coordinator, client: TestClient, host: Auth, other: Auth
+) -> None:
     jobs.enqueue(lab.store, key("job"), round_of(), device="phone")
     job = lease(client, other, "phone")
     before = devices.get(lab.store, "phone")
-    who = {"agent": "host", "device": "phone", "epoch": job["epoch"]}
-    told = {**who, "result": RESULT.model_dump(mode="json")}
-    for path, body in (
-        ("agents/register", registration("host", "box", "phone")),
-        ("lease", {"agent": "host", "device": "phone", "wait_s": 0}),
-        ("heartbeat", {**who, "job": job["id"]}),
-        (f"jobs/{job['id']}/result", told),
-    ):
-        assert client.post(f"/v1/{path}", json=body, auth=host).status_code == 403, path
+    beat = {"device": "phone", "epoch": job["epoch"], "job": job["id"]}
+    result = {"device": "phone", "epoch": job["epoch"], "result": RESULT.model_dump(mode="json")}
+    for name, *names in (("other", "phone"), ("host", "box", "phone")):
+        for path, body in (
+            ("agents/register", registration(name, *names)),
+            ("lease", {"agent": name, "device": "phone", "wait_s": 0}),
+            ("heartbeat", {"agent": name, **beat}),
+            (f"jobs/{job['id']}/result", {"agent": name, **result}),
+        ):
+            answer = client.post(f"/v1/{path}", json=body, auth=host)
+            assert answer.status_code == 403, path
+            assert name == "host" or answer.json()["error"] == "agent 'host' may not speak for 'other'"
     assert devices.get(lab.store, "phone") == before
     # One's own device does not help with another's job either.
-    refused = client.post(f"/v1/jobs/{job['id']}/result", json={**told, "device": "box"}, auth=host).json()
-    assert not refused["accepted"]
-    assert client.post("/v1/heartbeat", json={**who, "device": "box", "job": job["id"]}, auth=host).json()["cancel"]
+    own = {"agent": "host", "device": "box"}
+    assert not client.post(f"/v1/jobs/{job['id']}/result", json=result | own, auth=host).json()["accepted"]
+    assert client.post("/v1/heartbeat", json=beat | own, auth=host).json()["cancel"]
+    theirs = {"agent": "other"}
+    assert client.post("/v1/heartbeat", json=beat | theirs, auth=other).json() == {"cancel": False}
+    assert client.post(f"/v1/jobs/{job['id']}/result", json=result | theirs, auth=other).json()["accepted"]
 
 
 def test_an_agent_is_told_of_its_own_devices_only(client: TestClient, host: Auth, other: Auth) -> None:

@@ -150,14 +150,6 @@ def test_an_older_epoch_is_refused(client: TestClient, store: Store) -> None:
     assert submit(client, new, result=RESULT.model_dump(mode="json")).json()["accepted"]
 
 
-def test_a_cancelled_job_is_told_so(client: TestClient, store: Store) -> None:
-    jobs.enqueue(store, KEY, round_of(), device="box")
-    job = lease(client)
-    jobs.cancel(store, [job["id"]])
-    beat = {**WHO, "job": job["id"], "epoch": job["epoch"]}
-    assert client.post("/v1/heartbeat", json=beat).json() == {"cancel": True}
-
-
 def test_a_failure_puts_the_job_back(client: TestClient, store: Store) -> None:
     jobs.enqueue(store, KEY, round_of(), device="box")
     job = lease(client)

@@ -9,7 +9,7 @@ import pytest
 from store_support import StillClock, add_device, device, key, open_store, put, round_of, take
 
 from nas.infra.store import agents, devices, jobs
-from nas.infra.store.devices import LIMITS, phase_limit_s
+from nas.infra.store.devices import LIMITS
 from nas.infra.store.rows import DeviceState, Health, JobKind, JobState
 from nas.infra.store.store import Store
 from nas.measure.farm.agent_api import POLL_S
@@ -95,46 +95,6 @@ def test_leases_that_ran_out_are_taken_back(store: Store, clock: StillClock) -> 
         until(lambda: set(states().values()) == {JobState.QUEUED})
 
 
-def test_a_renewal_that_comes_too_late_changes_nothing(store: Store, clock: StillClock) -> None:
-    add_device(store)
-    put(store, "a")
-    old = take(store)
-    new = take(store)
-    clock.time += 5
-    assert not jobs.renew(store, old.id, "box", "local", old.epoch or 0)
-    assert jobs.get(store, new.id) == new
-    jobs.cancel(store, [new.id])
-    assert not jobs.renew(store, new.id, "box", "local", new.epoch or 0)
-    row = jobs.get(store, new.id)
-    assert row is not None
-    assert row.state is JobState.CANCELLED
-
-
-def test_a_lease_goes_on_until_its_phase_is_over(store: Store, clock: StillClock) -> None:
-    add_device(store)
-    put(store, "a")
-    job = take(store)
-    epoch = job.epoch or 0
-    assert jobs.renew(store, job.id, "box", "local", epoch, phase="running")
-    row = jobs.get(store, job.id)
-    assert row is not None
-    assert row.lease_until == devices.get(store, "box").lease_until == clock.time + jobs.LEASE_S
-    assert not jobs.renew(store, job.id, "box", "local", epoch - 1, phase="running")
-    assert not jobs.renew(store, "none.0", "box", "local", epoch, phase="running")
-    clock.time += phase_limit_s("running", job.payload)
-    assert not jobs.renew(store, job.id, "box", "local", epoch, phase="running"), "it runs for too long"
-    assert [held.id for held in jobs.held(store, "local")] == [job.id]
-    assert jobs.held(store, "other") == []
-
-
-def test_a_device_that_was_away_for_long_is_to_be_checked(store: Store, clock: StillClock) -> None:
-    add_device(store)
-    devices.set_health(store, "box", Health.GOOD)
-    clock.time += LIMITS[DeviceState.OFFLINE] + 1
-    assert jobs.claim(store, "box", "local") is None
-    assert devices.get(store, "box").health is Health.UNKNOWN
-
-
 def test_an_idle_device_that_polls_is_seen_well_before_it_counts_as_offline(store: Store, clock: StillClock) -> None:
     add_device(store)
     for _ in range(6):
@@ -142,14 +102,3 @@ def test_an_idle_device_that_polls_is_seen_well_before_it_counts_as_offline(stor
         assert jobs.claim(store, "box", "local") is None
         assert clock.time - devices.get(store, "box").last_seen <= LIMITS[DeviceState.IDLE] / 2
         assert clock.time - agents.all(store)[0].last_seen <= LIMITS[DeviceState.IDLE] / 2
-
-
-def test_an_offline_device_is_brought_back_by_a_heartbeat(store: Store, clock: StillClock) -> None:
-    add_device(store)
-    put(store, "a")
-    job = take(store)
-    devices.register(store, "local", [], boot_id="boot")
-    clock.time += 10
-    assert jobs.renew(store, job.id, "box", "local", job.epoch or 0)
-    row = devices.get(store, "box")
-    assert (row.state, row.last_seen) == (DeviceState.LEASED, clock.time)

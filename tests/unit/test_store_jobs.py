@@ -165,6 +165,7 @@ def test_a_heartbeat_of_an_older_lease_changes_nothing(store: Store, clock: Stil
     jobs.cancel(store, [new.id])
     assert not jobs.renew(store, new.id, "box", "local", new.epoch or 0)
     assert state(store, new) is JobState.CANCELLED
+    assert not jobs.renew(store, "none.0", "box", "local", new.epoch or 0)
 
 
 @pytest.mark.sql
@@ -313,14 +314,6 @@ def test_health_decides_what_a_device_may_do(store: Store, health: Health, kinds
         got.add(job.kind.value)
         outcomes.submit(store, job.id, "box", "local", job.epoch or 0, RESULT)
     assert got == kinds
-
-
-def test_a_device_that_drains_gets_no_job(store: Store) -> None:
-    put(store)
-    devices.set_state(store, "box", DeviceState.DRAINING)
-    assert jobs.claim(store, "box", "local") is None
-    devices.set_state(store, "box", DeviceState.IDLE)
-    take(store)
 
 
 def test_a_draining_device_finishes_its_job(store: Store) -> None:

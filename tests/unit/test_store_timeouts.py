@@ -70,6 +70,7 @@ def test_no_phase_lasts_for_ever_though_the_agent_goes_on_renewing(
     put(store)
     job = take(store)
     assert beat(store, job, phase)
+    assert jobs.get(store, job.id).lease_until == devices.get(store, "box").lease_until == clock.time + jobs.LEASE_S
     allowed = phase_limit_s(phase, job.payload)
     assert live_on(store, clock, job, phase, allowed - 1)
     assert outcomes.expire(store) == []
