@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from store_support import open_store
+
+from nas.core.clock import SystemClock
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, ReferenceTimes, Sample
 from nas.core.plan import Round, RoundResult
@@ -103,6 +106,12 @@ def snapshot(store: Store) -> StudySnapshot:
     return StudySnapshot(read_study(store, "study"))
 
 
+def bed_of(folder: Path, space: SearchSpace | None = None, **options: Any) -> Bed:
+    """A study in `folder`, of the tiny space if none is given; `options` are those of the fake runtime."""
+    runtime = FakeRuntime(folder / "fake", **options)
+    return Bed(open_store(folder, SystemClock()), folder, space or tiny_space(), runtime)
+
+
 @dataclass
 class ScriptedJobs:
     """Answers each round with the next of `script`, or raises it; keeps what was asked."""
@@ -120,12 +129,11 @@ class ScriptedJobs:
 
 def archived_lines(folder: Path) -> list[dict[str, Any]]:
     """Runs a study of eight trials in `folder`, and returns the lines of its archive."""
-    store = Store.open(f"sqlite:///{folder / 'nas.db'}", artifacts=folder / "artifacts")
-    bed = Bed(store, folder, tiny_space(), FakeRuntime(folder / "fake"))
+    bed = bed_of(folder)
     assert bed.run(trials=8) is StudyState.COMPLETE
     with (folder / "study.jsonl.gz").open("wb") as file:
-        export_study(store, studies.get(store, "study").id, file)
-    store.close()
+        export_study(bed.store, studies.get(bed.store, "study").id, file)
+    bed.store.close()
     return [json.loads(line) for line in gzip.decompress((folder / "study.jsonl.gz").read_bytes()).splitlines()]
 
 

@@ -7,22 +7,19 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
-from store_support import open_store
-from study_support import Bed, tiny_space
+from study_support import Bed, bed_of
 
-from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.search.analysis.optuna_export import Parameters, mirror
 from nas.search.analysis.report import study_report
 from nas.search.proposers import Sampler
 from nas.search.spaces import load_space
-from nas.testing.fake_runtime import FakeRuntime
 
 
 @pytest.fixture
 def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
     monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
-    return Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    return bed_of(tmp_path)
 
 
 @pytest.fixture

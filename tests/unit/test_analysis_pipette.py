@@ -11,17 +11,15 @@ import pyarrow
 import pytest
 from cli_runner import nas
 from pyarrow import parquet
-from study_support import Bed, tiny_space
+from study_support import bed_of
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.infra.store import agents, devices
 from nas.infra.store.rows import StudyState
-from nas.infra.store.store import Store
 from nas.search.analysis.pipette import Place, rank, read_results, results_bytes
 from nas.search.analysis.record import read_study
-from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import DEVICE
 from nas.train.compare.lfm2_report import REPORT, S25
 from nas.train.compare.published import REFERENCES
@@ -110,8 +108,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_study_is_written_and_read_back(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'nas.db'}"
-    store = Store.open(url, artifacts=tmp_path / "artifacts")
-    bed = Bed(store, tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))
+    bed = bed_of(tmp_path)
+    store = bed.store
     assert bed.run(trials=8) is StudyState.COMPLETE
     agents.register_local(store, "agent")
     devices.register(store, "agent", [DEVICE], boot_id="boot")

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_support import open_store
-from study_support import DEVICE, TINY, Bed, tiny_space
+from study_support import DEVICE, TINY, Bed, bed_of
 
-from nas.core.clock import SystemClock
 from nas.core.errors import UnknownName
 from nas.core.layout import Layout
 from nas.core.pareto import hypervolume
@@ -23,7 +21,6 @@ from nas.search.analysis.record import read_study
 from nas.search.analysis.report import study_report
 from nas.search.proposers import Observation
 from nas.search.study.events import CALIBRATED
-from nas.testing.fake_runtime import FakeRuntime
 
 TRIALS = 6
 Report = dict[str, Any]
@@ -32,7 +29,7 @@ Report = dict[str, Any]
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("report")
-    made = Bed(open_store(folder, SystemClock()), folder, tiny_space(), FakeRuntime(folder / "fake"))  # type: ignore[arg-type]
+    made = bed_of(folder)
     made.run(TRIALS)
     return made
 
@@ -161,7 +158,7 @@ def test_whatever_became_of_a_trial_is_told_as_the_proposer_was(report: Report, 
 
 
 def test_before_the_references_are_done_there_is_no_hypervolume(tmp_path: Path) -> None:
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path)
 
     def enough(stage: str, spec: Mapping[str, Any]) -> None:
         if stage == "train" and spec["jobs"][0]["steps"] == 24:
@@ -178,7 +175,7 @@ def test_before_the_references_are_done_there_is_no_hypervolume(tmp_path: Path) 
 
 
 def test_one_device_under_two_names_is_reported_under_both(tmp_path: Path) -> None:
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path)
     bed.run(1)
     events.append(bed.store, 1, {"what": CALIBRATED, "id": DEVICE.id, "device": "laptop"})
     record = read_study(bed.store, "study")
@@ -191,7 +188,7 @@ def test_an_unknown_study_is_refused_with_the_nearest(bed: Bed) -> None:
 
 
 def test_the_noise_of_its_measurements_is_told_in_a_line(tmp_path: Path) -> None:
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path)
     bed.jobs.foreign_cpu = 0.9
     bed.ledger()
     assert study_report(bed.store, "study")["noise"] is None
@@ -205,7 +202,7 @@ def test_the_noise_of_its_measurements_is_told_in_a_line(tmp_path: Path) -> None
 
 
 def test_what_ran_beside_a_few_measurements_is_told_too(tmp_path: Path) -> None:
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path)
     bed.ledger()
     bed.jobs.foreign_cpu = 0.1
     bed.run(3)

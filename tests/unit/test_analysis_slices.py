@@ -8,10 +8,8 @@ from typing import cast
 import numpy as np
 import pytest
 from cli_runner import nas
-from store_support import open_store
-from study_support import Bed, tiny_space
+from study_support import Bed, bed_of, tiny_space
 
-from nas.core.clock import SystemClock
 from nas.core.layout import Layout
 from nas.search.analysis.record import read_study
 from nas.search.analysis.slices import Slice, slices, study_slices
@@ -21,7 +19,6 @@ from nas.search.proposers.ehvi import EhviSearch
 from nas.search.proposers.surrogate import Forecast, Surrogate
 from nas.serve.dashboard.pages import render
 from nas.serve.views.effects import effects_view
-from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.synthetic import OBJECTIVES, SyntheticProblem
 
 PROBLEM = SyntheticProblem(0)
@@ -105,7 +102,7 @@ def test_they_follow_the_problem_that_the_model_was_told_of() -> None:
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("slices")
-    made = Bed(open_store(folder, SystemClock()), folder, tiny_space(search=SEARCH), FakeRuntime(folder / "fake"))  # type: ignore[arg-type]
+    made = bed_of(folder, tiny_space(search=SEARCH))
     made.run(4)
     return made
 

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from study_support import TINY, Bed, reference_times, sample, scores_of
+from study_support import TINY, bed_of, reference_times, sample, scores_of
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
@@ -19,7 +19,6 @@ from nas.core.task import IGNORE, MediaTask, make_task, task_kind
 from nas.core.tower import SoundTower, Tower
 from nas.core.workload import Workload
 from nas.infra.store.rows import StudyState
-from nas.infra.store.store import Store
 from nas.measure.protocol.repetitions import summarise
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import RandomWeights, projector_path
@@ -36,7 +35,6 @@ from nas.search.proxy.job import TaskRun, TrainJob, TrainResult
 from nas.search.proxy.train import train
 from nas.search.spaces.loader import load_space
 from nas.serve.dashboard.local_server import dashboard_here
-from nas.testing.fake_runtime import FakeRuntime
 from nas.train.towers.audio import AudioShape
 from nas.train.towers.gguf import sound_tensors
 from nas.train.towers.modality import MediaFile
@@ -202,8 +200,8 @@ def test_a_proxy_hears_and_trains(tmp_path: Path) -> None:
 
 
 def test_a_study_of_audio_has_a_front(tmp_path: Path) -> None:
-    store = Store.open(f"sqlite:///{tmp_path / 'nas.db'}", artifacts=tmp_path / "artifacts")
-    bed = Bed(store, tmp_path, SearchSpace.model_validate(AUDIO), FakeRuntime(tmp_path / "fake"))
+    bed = bed_of(tmp_path, SearchSpace.model_validate(AUDIO))
+    store = bed.store
     bed.compute.train = scores_of("sounds")
     assert bed.run(trials=6) is StudyState.COMPLETE
     report = study_report(store, "study")

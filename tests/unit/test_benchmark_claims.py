@@ -8,17 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_support import open_store
-from study_support import Bed, tiny_space
+from study_support import bed_of
 
 from benchmarks.claims.experiments import EXPERIMENTS, rows_of
 from benchmarks.claims.registry import KEYS, SHOWN, SUFFIX, Nothing, statistics
 from benchmarks.claims.rows import Row, calibration, share
-from nas.core.clock import SystemClock
 from nas.search.analysis.report import study_report
 from nas.search.analysis.snapshot import Snapshots
 from nas.serve.views.study import study_view
-from nas.testing.fake_runtime import FakeRuntime
 
 SMALL = {"null": 24, "gains": 16, "ordered": 12, "whole": 8, "fronts": 24, "models": 60}
 """Simulated studies of a group; 80 of the others."""
@@ -47,7 +44,7 @@ def test_every_listed_statistic_is_simulated(rows: dict[str, list[Row]]) -> None
 
 
 def test_the_json_of_a_study_has_no_other_statistics(tmp_path: Path) -> None:
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path)
     bed.run(6)
     view = study_view(bed.store, Snapshots(bed.store), "study", {}).model_dump(mode="json")
     keys = {key for data in (study_report(bed.store, "study"), view) for key in keys_of(data) if SUFFIX.search(key)}

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
-from store_support import open_store
-from study_support import Bed, snapshot, tiny_space
+from study_support import Bed, bed_of, snapshot
 
 import nas.serve.dashboard
-from nas.core.clock import SystemClock
 from nas.core.trial import TrialState
 from nas.infra.store import trials
 from nas.infra.web.server import web_app
@@ -22,7 +20,6 @@ from nas.serve.dashboard.access import LOOPBACK_HOSTS, AccessRules
 from nas.serve.dashboard.app import dashboard_router
 from nas.serve.dashboard.pages import _templates
 from nas.serve.views.candidate import candidate_views, comparison_view
-from nas.testing.fake_runtime import FakeRuntime
 
 DASHBOARD = Path(nas.serve.dashboard.__file__).parent
 HOSTILE = "<script>alert(1)</script>\"'"
@@ -65,7 +62,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("candidate")
-    made = Bed(open_store(folder, SystemClock()), folder, tiny_space(), FakeRuntime(folder / "fake"))  # type: ignore[arg-type]
+    made = bed_of(folder)
     made.run(4)
     return made
 

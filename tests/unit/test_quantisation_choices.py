@@ -13,10 +13,8 @@ import pytest
 import torch
 from cli_runner import nas
 from pydantic import ValidationError
-from store_support import open_store
-from study_support import TINY, Bed, lm_job, tiny_space
+from study_support import TINY, bed_of, lm_job, tiny_space
 
-from nas.core.clock import SystemClock
 from nas.core.errors import UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.quality_config import Rounding
@@ -183,8 +181,7 @@ def test_a_study_measures_and_scores_each_choice(tmp_path: Path) -> None:
     listed = {"layouts": [f"d128 v256 ffn=swiglu:{width} [C3 A2/1 A2/1]" for width in widths]}
     quality = {"proxy_d_model": 32, "rungs": [{"name": "only", "lm_steps": 6}]}
     space = SearchSpace.model_validate(document | listed | {"runtimes": LISTED, "quality": quality, "budgets": []})
-    runtime = FakeRuntime(tmp_path / "fake", quantisations=("q4_0", "q8_0"))
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, runtime)
+    bed = bed_of(tmp_path, space, quantisations=("q4_0", "q8_0"))
     jobs: list[str] = []
 
     def train_once(job: TrainJob, spec: Mapping[str, Any]) -> TrainResult:
@@ -230,10 +227,9 @@ def test_a_study_measures_and_scores_each_choice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("proposer", ["ehvi", "evolution"])
 def test_a_search_over_quantisations_is_replayed(proposer: str, tmp_path: Path) -> None:
-    runtime = FakeRuntime(tmp_path / "fake", quantisations=("q4_0", "q8_0"))
     search = {"proposer": proposer, "seeds": 4, "pool": 32}
     space = chosen_space(search=search, budgets=[])
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, runtime)
+    bed = bed_of(tmp_path, space, quantisations=("q4_0", "q8_0"))
     assert bed.run(16) is StudyState.COMPLETE
     ledger = bed.ledger()
     rows, sampler = ledger.trials(), Sampler(space)

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from study_support import TINY, Bed, reference_times, sample, scores_of
+from study_support import TINY, bed_of, reference_times, sample, scores_of
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
@@ -19,7 +19,6 @@ from nas.core.space import SearchSpace
 from nas.core.task import RetrievalTask, make_task
 from nas.core.workload import Workload
 from nas.infra.store.rows import StudyState
-from nas.infra.store.store import Store
 from nas.measure.protocol.repetitions import judge, summarise
 from nas.measure.runtimes import RUNTIMES
 from nas.model.nn.maxsim import maxsim
@@ -35,7 +34,6 @@ from nas.search.proxy.train import train_seeds
 from nas.search.spaces.identity import space_json, space_yaml
 from nas.search.spaces.loader import load_space, parse_space
 from nas.serve.dashboard.local_server import dashboard_here
-from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import raw
 
 LAYOUT = Layout.parse("d64 v256 vectors=16 ffn=swiglu:64 [C3 A4/2]")
@@ -216,8 +214,8 @@ def test_seeds_train_together_as_alone(tmp_path: Path) -> None:
 
 
 def test_a_study_of_retrieval_has_a_front(tmp_path: Path) -> None:
-    store = Store.open(f"sqlite:///{tmp_path / 'nas.db'}", artifacts=tmp_path / "artifacts")
-    bed = Bed(store, tmp_path, SearchSpace.model_validate(RETRIEVAL), FakeRuntime(tmp_path / "fake"))
+    bed = bed_of(tmp_path, SearchSpace.model_validate(RETRIEVAL))
+    store = bed.store
     bed.compute.train = scores_of("boundfacts")
     assert bed.run(trials=8) is StudyState.COMPLETE
     report = study_report(store, "study")

@@ -10,10 +10,9 @@ from typing import Any, cast
 
 import pytest
 from cli_runner import nas
-from store_support import add_device, open_store
-from study_support import DEVICE, Bed, ScriptedJobs, tiny_space
+from store_support import add_device
+from study_support import DEVICE, Bed, ScriptedJobs, bed_of
 
-from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.family import (
     TRAINING,
@@ -48,7 +47,7 @@ from nas.train.scaling.source import study_origin
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("family")
-    made = Bed(open_store(folder, SystemClock()), folder, tiny_space(), FakeRuntime(folder / "fake"))
+    made = bed_of(folder)
     made.run(5)
     return made
 

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from store_support import open_store
-from study_support import Bed, tiny_space
+from study_support import bed_of, tiny_space
 
-from nas.core.clock import SystemClock
 from nas.infra.store.rows import StudyState
 from nas.search.analysis.report import study_report
-from nas.testing.fake_runtime import FakeRuntime
 
 
 def test_energy_is_an_objective_and_a_budget_like_any_other(tmp_path: Path) -> None:
@@ -21,7 +18,7 @@ def test_energy_is_an_objective_and_a_budget_like_any_other(tmp_path: Path) -> N
         objectives=[{"name": "quality", "metric": "quality"}, {"name": "energy", **energy}],
         budgets=[{**energy, "max": "1.02x"}],
     )
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path, space)
     assert bed.run(12) is StudyState.COMPLETE
     report = study_report(bed.store, "study")
     assert report["trials"]["infeasible"] > 0

@@ -9,21 +9,18 @@ import random
 import re
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 import pytest
 from sqlalchemy import event
-from store_support import open_store
-from study_support import TINY, Bed, tiny_space
+from study_support import TINY, Bed, bed_of, tiny_space
 
-from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
 from nas.core.layout import Layout
 from nas.core.pareto import front_hypervolume
-from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.infra.store import artifacts, results, studies, trials
 from nas.infra.store.rows import StudyState
@@ -42,7 +39,6 @@ from nas.search.study.proposals import replay
 from nas.search.study.stages import StageWork
 from nas.serve.views.candidate import candidate_views
 from nas.testing import fake_runner, inline_study
-from nas.testing.fake_runtime import FakeRuntime
 
 TRIALS = 5
 
@@ -100,7 +96,7 @@ def result_of(bed: Bed) -> dict[str, Any]:
 
 @pytest.fixture
 def bed(tmp_path: Path) -> Bed:
-    return Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    return bed_of(tmp_path)
 
 
 def check(bed: Bed, wanted: int = TRIALS) -> None:
@@ -139,7 +135,7 @@ def test_a_study_of_parallel_mixers_has_a_further_reference_beside_the_two(tmp_p
     space = tiny_space(
         parallel=[["conv", "gqa"]], limits={}, references={**TINY["references"], "further": {"hybrid": pair}}
     )
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path, space)
     assert bed.run(TRIALS) is StudyState.COMPLETE
     check(bed)
     report = study_report(bed.store, "study")
@@ -162,7 +158,7 @@ def test_running_a_finished_study_again_changes_nothing(bed: Bed) -> None:
 
 def test_a_study_out_of_time_proposes_no_more_and_says_so(tmp_path: Path) -> None:
     space = tiny_space(search={**TINY["search"], "stop": {"hours": 1e-9}})
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path, space)
     assert bed.run(TRIALS) is StudyState.COMPLETE
     report = study_report(bed.store, "study")
     assert report["trials"]["proposed"] == 0
@@ -235,25 +231,19 @@ def test_a_host_on_which_nothing_works_ends_the_study(bed: Bed) -> None:
 def test_a_reference_that_fails_ends_the_study(tmp_path: Path) -> None:
     space = tiny_space()
     attention = space.references.layouts()["attention"]
-    runtime = FakeRuntime(tmp_path / "fake", faults={attention.id: "crash"})
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, runtime)  # type: ignore[arg-type]
+    bed = bed_of(tmp_path, space, faults={attention.id: "crash"})
     with pytest.raises(NasError, match=r"the attention reference failed.*signal 11"):
         bed.run(2)
 
 
 def test_a_candidate_that_crashes_fails_alone(tmp_path: Path) -> None:
     space = tiny_space()
-    store = open_store(tmp_path, SystemClock())  # type: ignore[arg-type]
-    Bed(store, tmp_path, space, FakeRuntime(tmp_path / "fake")).run(1)
-    victim = next(row for row in trials.all(store, 1) if row.origin != "reference")
+    first = bed_of(tmp_path, space)
+    first.run(1)
+    victim = next(row for row in trials.all(first.store, 1) if row.origin != "reference")
     fresh = tmp_path / "fresh"
     fresh.mkdir()
-    bed = Bed(
-        open_store(fresh, SystemClock()),  # type: ignore[arg-type]
-        fresh,
-        space,
-        FakeRuntime(fresh / "fake", faults={victim.layout_id: "crash"}),
-    )
+    bed = bed_of(fresh, space, faults={victim.layout_id: "crash"})
     assert bed.run(TRIALS) is StudyState.COMPLETE
     failed = [row for row in trials.all(bed.store, 1) if row.status.state is TrialState.FAILED]
     assert [row.layout_id for row in failed] == [victim.layout_id]
@@ -337,10 +327,6 @@ def test_a_full_database_loses_nothing(bed: Bed) -> None:
     check(bed, wanted=8)
 
 
-def bed_of(tmp_path: Path, space: SearchSpace) -> Bed:
-    return Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def anchored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
     """Estimates noise from anchors and re-scores its front; every training has luck of its own."""
@@ -353,9 +339,7 @@ def anchored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
     trained = inline_study.trained
     monkeypatch.setattr(inline_study, "trained", lucky)
     quality = {**TINY["quality"], "anchors": {}, "rescore": {"seeds": [100, 101, 102], "p_front": 0.2}}
-    return Bed(
-        open_store(tmp_path, SystemClock()), tmp_path, tiny_space(quality=quality), FakeRuntime(tmp_path / "fake")
-    )  # type: ignore[arg-type]
+    return bed_of(tmp_path, tiny_space(quality=quality))
 
 
 def test_noise_is_estimated_from_anchors_and_the_front_is_of_fresh_seeds(anchored: Bed) -> None:
@@ -503,15 +487,6 @@ def test_an_anchor_that_cannot_be_trained_is_left_out(anchored: Bed, monkeypatch
     assert {scale["anchors"] for scale in scales["quality"].values()} == {2}
 
 
-def test_recall_as_an_objective_needs_a_group_of_recall(tmp_path: Path) -> None:
-    objectives = [*TINY["objectives"], {"name": "recall", "metric": "quality.recall"}]
-    bed = Bed(
-        open_store(tmp_path, SystemClock()), tmp_path, tiny_space(objectives=objectives), FakeRuntime(tmp_path / "f")
-    )  # type: ignore[arg-type]
-    with pytest.raises(NasError, match="no group of recall that counts"):
-        bed.run(TRIALS)
-
-
 @pytest.fixture
 def recalling(monkeypatch: pytest.MonkeyPatch) -> None:
     """What layouts are better at in text, they recall worse; each training has luck of its own."""
@@ -633,23 +608,20 @@ def test_a_study_with_a_budget_on_recall_is_killed_and_goes_on(tmp_path: Path) -
     assert len(all_events(bed.store, 1)) == seen + 2
 
 
-def test_recall_as_a_budget_needs_a_group_of_recall(tmp_path: Path) -> None:
+WITH_RECALL = [*TINY["objectives"], {"name": "recall", "metric": "quality.recall"}]
+
+
+@pytest.mark.parametrize("make", [recall_bed, lambda folder: bed_of(folder, tiny_space(objectives=WITH_RECALL))])
+def test_recall_as_a_budget_or_an_objective_needs_a_group_of_recall(
+    tmp_path: Path, make: Callable[[Path], Bed]
+) -> None:
     with pytest.raises(NasError, match="no group of recall that counts"):
-        recall_bed(tmp_path).run(TRIALS)
+        make(tmp_path).run(TRIALS)
 
 
-def test_recall_is_an_axis_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def recalling(job: TrainJob, spec: Mapping[str, Any]) -> Any:
-        result = trained(job, spec)
-        text = result.scores["lm/text"]
-        return result.model_copy(update={"scores": {"lm/text": text, "lm/recall": 3.0 - text}})
-
-    trained = inline_study.trained
-    monkeypatch.setattr(inline_study, "trained", recalling)
-    objectives = [*TINY["objectives"], {"name": "recall", "metric": "quality.recall"}]
-    bed = Bed(
-        open_store(tmp_path, SystemClock()), tmp_path, tiny_space(objectives=objectives), FakeRuntime(tmp_path / "f")
-    )  # type: ignore[arg-type]
+@pytest.mark.usefixtures("recalling")
+def test_recall_is_an_axis_of_its_own(tmp_path: Path) -> None:
+    bed = bed_of(tmp_path, tiny_space(objectives=WITH_RECALL))
     assert bed.run(TRIALS) is StudyState.COMPLETE
     check(bed)
     report = study_report(bed.store, "study")

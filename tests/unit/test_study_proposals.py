@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from store_support import open_store
-from study_support import Bed, tiny_space
+from study_support import Bed, bed_of, tiny_space
 
-from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.trial import Event, EventKind
@@ -22,7 +20,6 @@ from nas.search.proposers.sampling import Rng
 from nas.search.study.events import OBSERVED, REFERENCE_POINT
 from nas.search.study.ledger import Ledger
 from nas.search.study.proposals import ProposalDriver, replay
-from nas.testing.fake_runtime import FakeRuntime
 
 POINT_OF_TINY = {"quality": -0.5, "latency": 0.5, "memory": 0.5}
 
@@ -53,7 +50,7 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
     Moody.seen, Moody.gate = [], threading.Event()
     Moody.gate.set()
     space = tiny_space(search={"proposer": "moody"})
-    yield Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path))  # type: ignore[arg-type]
+    yield bed_of(tmp_path, space)
 
 
 def asker(bed: Bed, ledger: Ledger) -> ProposalDriver:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from store_support import key, open_store
-from study_support import Bed, lm_job, tiny_space
+from store_support import key
+from study_support import bed_of, lm_job
 
-from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
 from nas.infra.store import outcomes, results
@@ -22,14 +21,13 @@ from nas.search.proxy.job import TrainJob
 from nas.search.study.ledger import Ledger
 from nas.search.study.stages import Stages, Trainings
 from nas.testing import inline_study
-from nas.testing.fake_runtime import FakeRuntime
 
 KEY = key("stage")
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path)
     made = bed.ledger()
     for width in (256, 320, 384):
         made.propose(Layout.parse(f"d128 v256 ffn=swiglu:{width} [C3 A2/1]"), "proposal")
@@ -37,7 +35,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def test_a_damaged_checkpoint_is_trained_again(tmp_path: Path) -> None:
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path)
     made = bed.ledger()
     made.propose(Layout.parse("d128 v256 ffn=swiglu:256 [C3 A2/1]"), "proposal")
     trained: list[str] = []

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_support import open_store
-from study_support import CHAT, TINY, Bed, tiny_space
+from study_support import CHAT, TINY, Bed, bed_of, tiny_space
 
-from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
@@ -23,14 +21,13 @@ from nas.search.study.check import support_filter
 from nas.search.study.events import CALIBRATED, CORPUS, WARM, all_events
 from nas.search.study.ledger import Ledger
 from nas.search.study.proposals import BoundSpace, SharedNames, replay, require_studies, warm_start
-from nas.testing.fake_runtime import FakeRuntime
 
 ANYWHERE = {"local": "box"}
 
 
 @pytest.fixture
 def bed(tmp_path: Path) -> Bed:
-    return Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    return bed_of(tmp_path)
 
 
 def begin(bed: Bed, *names: str, name: str = "second") -> tuple[Ledger, list[str]]:

@@ -7,10 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from store_support import open_store
-from study_support import TINY, Bed, snapshot, tiny_space
+from study_support import TINY, Bed, bed_of, snapshot, tiny_space
 
-from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.trial import TrialState
@@ -20,7 +18,6 @@ from nas.search.analysis.record import read_study
 from nas.search.analysis.snapshot import Snapshots
 from nas.search.study.events import CORPUS
 from nas.serve.views.candidate import CandidateView, Forecasts, Ratio, candidate_views, comparison_view
-from nas.testing.fake_runtime import FakeRuntime
 
 TRIALS = 6
 
@@ -28,7 +25,7 @@ TRIALS = 6
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("candidate")
-    made = Bed(open_store(folder, SystemClock()), folder, tiny_space(), FakeRuntime(folder / "fake"))  # type: ignore[arg-type]
+    made = bed_of(folder)
     made.run(TRIALS)
     events.append(made.store, 1, {"what": CORPUS, "hash": "0" * 64, "versions": {}, "made_of": {}})
     return made
@@ -100,7 +97,7 @@ def test_trainings_are_told_by_rung_and_seed(view: CandidateView) -> None:
 
 
 def test_without_a_note_of_the_corpus_seeds_are_not_known_but_rungs_are(tmp_path: Path) -> None:
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path)
     bed.run(1)
     (found,) = candidate_views(bed.store, snapshot(bed.store), [0])
     assert {each.rung for each in found.trainings} == {"first", "second", "third"}
@@ -129,7 +126,7 @@ def test_commands_name_the_layout_and_the_workload(view: CandidateView) -> None:
 
 def test_what_a_command_cannot_say_is_told_beside_it(tmp_path: Path) -> None:
     space = tiny_space(workloads={"chat": {"prompt": 64, "gen": 16, "kv_type": "q8_0"}})
-    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed = bed_of(tmp_path, space)
     bed.run(1)
     (found,) = candidate_views(bed.store, snapshot(bed.store), [0])
     assert found.commands[0].beside == ("kv_type q8_0",)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from study_support import TINY, Bed, reference_times, sample, scores_of
+from study_support import TINY, bed_of, reference_times, sample, scores_of
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, Unsupported
@@ -23,7 +23,6 @@ from nas.core.task import Exhibit, MediaTask, make_task
 from nas.core.tower import ImageTower, Tower
 from nas.core.workload import Workload
 from nas.infra.store.rows import StudyState
-from nas.infra.store.store import Store
 from nas.measure.protocol.repetitions import summarise
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Checkpoint, RandomWeights, projector_path
@@ -44,7 +43,6 @@ from nas.search.proxy.train import train
 from nas.search.spaces.identity import space_json, space_yaml
 from nas.search.spaces.loader import load_space, parse_space
 from nas.serve.dashboard.local_server import dashboard_here
-from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import raw
 from nas.train.scaling.source import study_origin
 from nas.train.towers.gguf import image_tensors
@@ -288,8 +286,8 @@ def test_seeds_of_a_tower_train_and_are_scored(tmp_path: Path) -> None:
 
 
 def test_a_study_of_vision_has_a_front(tmp_path: Path) -> None:
-    store = Store.open(f"sqlite:///{tmp_path / 'nas.db'}", artifacts=tmp_path / "artifacts")
-    bed = Bed(store, tmp_path, SearchSpace.model_validate(VISION), FakeRuntime(tmp_path / "fake"))
+    bed = bed_of(tmp_path, SearchSpace.model_validate(VISION))
+    store = bed.store
     bed.compute.train = scores_of("pictures")
     assert bed.run(trials=8) is StudyState.COMPLETE
     report = study_report(store, "study")
