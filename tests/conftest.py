@@ -176,6 +176,15 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of this test, with a cache and a lock beside it; no database is named."""
+    for name in ("home", "cache", "lock"):
+        monkeypatch.setenv(f"NAS_{name.upper()}", str(tmp_path / name))
+    monkeypatch.delenv("NAS_DB", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
 def clock() -> StillClock:
     """The clock of `store`."""
     from store_support import StillClock

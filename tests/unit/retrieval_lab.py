@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from nas.core.layout import Layout
 from nas.train.release.tokenizer import byte_tokenizer
@@ -28,11 +27,6 @@ def write_lines(path: Path, lines: Iterable[Any]) -> Path:
 def texts(count: int, length: int = 12) -> list[str]:
     rng = np.random.default_rng(0)
     return [" ".join(rng.choice(WORDS, length)) for _ in range(count)]
-
-
-def own_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
-        monkeypatch.setenv(name, str(folder / name))
 
 
 def retriever(layout: Layout = LAYOUT, *, bidirectional: bool = False, **more: Any) -> tuple[Retriever, TextTokens]:

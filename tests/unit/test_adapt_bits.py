@@ -178,10 +178,7 @@ def test_choices_that_cannot_be_are_refused(keys: dict[str, Any], message: str) 
         AdaptRequest(**paths, **keys).bits  # noqa: B018 - the property checks
 
 
-def test_no_build_to_round_with_is_named_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def test_no_build_to_round_with_is_named_before_anything_is_trained(tmp_path: Path, home: Path) -> None:
     lab, library = write_lab(tmp_path / "lab"), tmp_path / "library"
     with pytest.raises(InfrastructureFailed, match=r"nas runtime build llama\.cpp"):
         adaptation(lab, tmp_path / "out", library, settings=FEW, bench=BENCH, quantisation=("q8_0", "q4_0"))

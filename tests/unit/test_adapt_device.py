@@ -170,9 +170,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_fresh_figures_decide_unless_the_first_break_a_budget(
-    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factors: list[float], asked: list[bool]
+    lab: Path, tmp_path: Path, home: Path, factors: list[float], asked: list[bool]
 ) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     bench = NoisyBench(factors)
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", bench=bench, settings=FEW)
     problem = one.choices.problem()
@@ -185,8 +184,7 @@ def test_fresh_figures_decide_unless_the_first_break_a_budget(
     assert 0.5 <= child.chances["decode_p50"] <= 1
 
 
-def test_lucky_first_figures_let_no_child_in(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def test_lucky_first_figures_let_no_child_in(lab: Path, tmp_path: Path, home: Path) -> None:
 
     @dataclass
     class Slow(Bench):
@@ -199,8 +197,7 @@ def test_lucky_first_figures_let_no_child_in(lab: Path, tmp_path: Path, monkeypa
         one._within(one.choices.problem())
 
 
-def test_a_choice_that_does_not_run_is_tried_once(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def test_a_choice_that_does_not_run_is_tried_once(lab: Path, tmp_path: Path, home: Path) -> None:
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=FEW)
     problem, tries = one.choices.problem(), list[Layout]()
 
@@ -215,9 +212,7 @@ def test_a_choice_that_does_not_run_is_tried_once(lab: Path, tmp_path: Path, mon
     assert tries.count(tries[0]) == 1 and child.layout == tries[-1] != tries[0]
 
 
-def test_what_does_not_run_is_left_out(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-
+def test_what_does_not_run_is_left_out(lab: Path, tmp_path: Path, home: Path) -> None:
     def measure(layout: Layout) -> Any:
         if any(mixer.kind == "mlstm" for layer in layout.layers for mixer in layer.mixers):
             raise CandidateFailed("crash", "signal 11")

@@ -288,10 +288,7 @@ def test_a_profile_of_another_layout_is_refused(tmp_path: Path, trial: int) -> N
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "1e200", "9" * 30, "NaN", "Infinity"])
-def test_numbers_that_cannot_be_stored_are_refused_with_file_and_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
-) -> None:
-    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+def test_numbers_that_cannot_be_stored_are_refused_with_file_and_line(tmp_path: Path, home: Path, number: str) -> None:
     lines = genuine()
     at = lines.index(line_of(lines, lambda line: "attempt" in line))
     lines[at]["attempt"]["payload"] = {"t": "HERE"}
@@ -308,8 +305,7 @@ def malformed_study(store: Store, name: str, space: Any) -> int:
     return studies.create(store, name, space, seed=0, version="0.2.0").id
 
 
-def test_lists_survive_studies_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+def test_lists_survive_studies_that_cannot_be_read(tmp_path: Path, home: Path) -> None:
     lab = Lab(tmp_path)
     lab.dashboard.study("good")
     space = recorded()[0]["space"]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from audio_lab import tone
 from numpy.typing import NDArray
-from retrieval_lab import own_home
 
 from benchmarks import audio, audio_data
 from benchmarks.audio import Sizes
@@ -101,8 +100,7 @@ def test_rates_are_of_words_and_seeds() -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_model_is_trained_and_scored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_a_model_is_trained_and_scored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     topics = {f"topic{n}": f"Text number {n} about nothing at all. " * 99 for n in range(12)}
     monkeypatch.setattr("benchmarks.vision.topics", topics)
     write_speech(tmp_path / "data", SIZES.clips, spoken)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from retrieval_lab import own_home
 
 from benchmarks import vision
 from benchmarks.vision import KINDS, Sizes
@@ -48,8 +47,7 @@ def archive(count: int) -> zipfile.ZipFile:
 
 
 @pytest.mark.exhaustive
-def test_a_model_is_trained_and_scored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_a_model_is_trained_and_scored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     topics = {f"topic{n}": f"Text number {n} about nothing at all. " * 99 for n in range(12)}
     monkeypatch.setattr(vision, "topics", topics)
     vision.write_data(archive(12), tmp_path / "data", 1)

@@ -24,20 +24,14 @@ from nas.measure.devices.transports.base import NotTrusted
 from tests.support.tls_coordinator import TlsCoordinator
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("home")
+
 WITHOUT_DATABASE = """
 import sys
 for name in ("sqlalchemy", "alembic", "fastapi", "uvicorn", "torch", "ray", "optuna"):
     sys.modules[name] = None
 import nas.cli.agent, nas.cli.device, nas.measure.devices.agent.agent
 """
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("NAS_DB", raising=False)
-    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "home"
 
 
 @pytest.fixture

@@ -24,15 +24,9 @@ from nas.infra.store.store import Store
 from nas.measure.protocol.calibration import Calibrator
 from nas.testing.fake_reader import FakeReader
 
+pytestmark = pytest.mark.usefixtures("home")
+
 SMALL = "d256 v512 ffn=swiglu:512 [C3 A4/2]"
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("NAS_DB", raising=False)
-    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "home"
 
 
 def _doctor(*args: str) -> tuple[int, dict[str, dict[str, str]]]:

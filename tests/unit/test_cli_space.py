@@ -100,8 +100,7 @@ def test_validate_reports_file_and_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command", [("space", "validate"), ("launch", "--dry-run", "--space"), ("launch", "--yes", "--space")]
 )
-def test_ten_mistakes_are_ten_lines(command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+def test_ten_mistakes_are_ten_lines(command: tuple[str, ...], tmp_path: Path, home: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(ten_mistakes.TEXT)
     done = nas(*command, str(path))

@@ -24,11 +24,8 @@ LAYOUTS = ("d512 v8192 ffn=swiglu:1536 [C3*5 A8/4]", "d512 v8192 ffn=swiglu:1536
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(tmp_path: Path, home: Path) -> Iterator[Store]:
     """The default database, with a study `first` of two trials, one of them failed."""
-    monkeypatch.delenv("NAS_DB", raising=False)
-    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     store = Store.open()
     space = load_space("lfm2-demo").model_dump(mode="json")
     study = studies.create(store, "first", space, seed=0, version="0")

@@ -35,12 +35,6 @@ FILE = "/families/demo/4M/files/gguf/model%20q4_0.gguf"
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-@pytest.fixture
 def visitor(tmp_path: Path, home: Path) -> TestClient:
     return client(LiveLab(tmp_path), OPEN, LOOPBACK)
 

@@ -21,8 +21,7 @@ from nas.measure.runtimes.toolchain import build_environment, find_build_tools, 
 
 
 @pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def empty_cache(tmp_path: Path, home: Path) -> Path:
     return tmp_path / "cache"
 
 

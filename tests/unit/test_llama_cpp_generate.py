@@ -11,10 +11,7 @@ from nas.core.layout import Layout
 from nas.measure.runtimes.base import RandomWeights
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def model(folder: Path, vocab: int, mixers: str = "C3 A4/2") -> str:

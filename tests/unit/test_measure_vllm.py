@@ -166,8 +166,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_folder_is_served_and_the_server_ended(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_LOCK", str(tmp_path / "lock"))
+def test_a_folder_is_served_and_the_server_ended(tmp_path: Path, folder: Path, home: Path) -> None:
     path = program(tmp_path, Behaviour(loads=1))
     report = report_of(nas("vllm", str(folder), *SHORT, "-b", "1,2", "--program", str(path), "--json"))
     assert [row["batch"] for row in report["batches"]] == [1, 2]
@@ -181,8 +180,7 @@ def test_a_folder_is_served_and_the_server_ended(tmp_path: Path, folder: Path, m
     assert not Path(argv[argv.index("--uds") + 1]).exists()
 
 
-def test_a_layout_is_served_with_numbers_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_LOCK", str(tmp_path / "lock"))
+def test_a_layout_is_served_with_numbers_of_the_server(tmp_path: Path, home: Path) -> None:
     path = program(tmp_path, Behaviour())
     report = report_of(nas("vllm", LAYOUT, *SHORT, "-b", "1", "--program", str(path), "--json"))
     assert report["vocab"] == 512
@@ -193,8 +191,7 @@ def test_a_layout_is_served_with_numbers_of_the_server(tmp_path: Path, monkeypat
     assert "stock classes" in done.err
 
 
-def test_a_server_that_dies(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_LOCK", str(tmp_path / "lock"))
+def test_a_server_that_dies(tmp_path: Path, folder: Path, home: Path) -> None:
     path = program(tmp_path, Behaviour(fault="exit"))
     done = nas("vllm", str(folder), *SHORT, "-b", "1", "--program", str(path))
     assert done.code == 4
@@ -206,8 +203,7 @@ def test_a_server_that_dies(tmp_path: Path, folder: Path, monkeypatch: pytest.Mo
     assert "ValueError: no such architecture" in done.err
 
 
-def test_no_such_program_and_no_such_folder(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_LOCK", str(tmp_path / "lock"))
+def test_no_such_program_and_no_such_folder(tmp_path: Path, folder: Path, home: Path) -> None:
     done = nas("vllm", str(folder), "--program", str(tmp_path / "none"))
     assert done.code == 3
     assert "install vLLM, or name a server by its URL" in done.err

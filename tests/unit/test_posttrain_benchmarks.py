@@ -156,8 +156,7 @@ def sums(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def data(tmp_path: Path, home: Path) -> Path:
     folder = tmp_path / "data"
     (gsm8k := folder / "openai" / "gsm8k").mkdir(parents=True)
     rows(gsm8k / "files" / "a.jsonl", *sums(8))

@@ -129,10 +129,7 @@ def test_narrower_and_rearranged_models_are_refused() -> None:
         grown("d64 v96 ffn=swiglu:96 [C3 ^0]", "d64 v96 ffn=swiglu:96 [C3 ^0 C3]")
 
 
-def test_the_layout_of_start_weights_is_in_the_key_if_their_file_names_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def test_the_layout_of_start_weights_is_in_the_key_if_their_file_names_none(tmp_path: Path, home: Path) -> None:
     named, plain = tmp_path / "named.safetensors", tmp_path / "plain.safetensors"
     save_weights(trained(SMALL), named)
     save_file(load_file(named), plain)
@@ -156,8 +153,7 @@ def test_the_layout_of_start_weights_is_in_the_key_if_their_file_names_none(
     assert key(named, SMALL) == key(named, None)
 
 
-def test_worker_processes_get_the_same_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def test_worker_processes_get_the_same_plan(tmp_path: Path, home: Path) -> None:
     save_weights(trained(SMALL), tmp_path / "small.safetensors")
     corpus = write_corpus(tmp_path / "corpus")
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json", corpus)

@@ -16,10 +16,7 @@ from nas.train.pretrain.data import MIN_HELD_OUT, Tokens, Vocabulary, cut_for_fi
 from nas.train.pretrain.next_token import Packed, bits_of, held_out_windows, window_nats
 from nas.train.pretrain.recipe import Fim
 
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture

@@ -30,11 +30,7 @@ from nas.train.pretrain.member_training import CHECKPOINT, train_member
 from nas.train.pretrain.next_token import PretrainingRequest
 from nas.train.pretrain.recipe import REPORT_LENGTHS, Recipe, Settings, complete, read_settings
 
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
-        monkeypatch.setenv(name, str(tmp_path / name))
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture

@@ -30,8 +30,7 @@ TEACHER = Layout.parse("d32 v256 ffn=swiglu:64 [C3 A2/1]")
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusRef:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def corpus(tmp_path: Path, home: Path) -> CorpusRef:
     (tmp_path / "a.txt").write_text("".join(f"{n} squared is {n * n}.\n" for n in range(4000))[:MIN_BYTES])
     return refer(["a.txt"], tmp_path)
 

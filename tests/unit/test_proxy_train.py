@@ -241,8 +241,7 @@ def test_batches_are_common_to_all_layouts_and_differ_by_step_and_seed(corpus: C
     assert not torch.equal(here.batch(0)[0], open_data(lm_job(corpus, seed=1)).batch(0)[0])
 
 
-def test_training_windows_never_reach_the_held_out_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def test_training_windows_never_reach_the_held_out_part(tmp_path: Path, home: Path) -> None:
     size = MIN_BYTES
     cut = size - round(0.05 * size)
     (tmp_path / "a.txt").write_text("t" * cut + "h" * (size - cut))

@@ -16,16 +16,13 @@ from nas.core.workload import Workload
 from nas.measure.runtimes.llama_cpp.binding import Divergence
 from nas.train.adapt.quantise import Quantised, Quantiser, QuantiseRequest, Score, Slot
 
+pytestmark = pytest.mark.usefixtures("home")
+
 SLOTS = {Slot("attn_q", 0): ["blk.0.attn_q.weight"], Slot("ffn_up", 0): ["blk.0.ffn_up.weight"]}
 ROW = 256
 TIMES = {"q8_0": 10.0, "q4_0": 6.0, "iq4_nl": 14.0}
 """Type -> ms of a token of a file of it: the smaller iq4_nl has a slow kernel."""
 LOSSES = {"q8_0": 0.0, "q4_0": 0.2, "iq4_nl": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
 
 
 class GivenCosts(Quantiser):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from cli_runner import nas
-from retrieval_lab import own_home, texts, write_lines, write_model
+from retrieval_lab import texts, write_lines, write_model
 from tokenizer_lab import write_qwen3
 
 from nas.core.errors import InvalidInput
@@ -101,8 +101,7 @@ def test_scores_are_data_and_an_interrupted_command_continues(tmp_path: Path, mo
     assert teacher_module.SCORES_VERSION
 
 
-def test_the_command_takes_documents_of_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_the_command_takes_documents_of_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "finder", lengths=(16, 48))
     lines = [{"id": f"d{number}", "text": text} for number, text in enumerate(texts(30))]

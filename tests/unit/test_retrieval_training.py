@@ -14,7 +14,7 @@ import pytest
 import torch
 from cli_runner import nas
 from pretrain_lab import SETTINGS, KilledError, killed_after, tiny_family
-from retrieval_lab import own_home, retriever, texts, write_lines
+from retrieval_lab import retriever, texts, write_lines
 from safetensors.torch import load_file
 from tokenizer_lab import write_qwen3
 
@@ -100,10 +100,7 @@ def test_the_distillation_loss_is_equation_8_on_scaled_scores() -> None:
 
 
 @pytest.mark.parametrize(("data", "objective"), [(PAIRS, "contrastive"), (SCORED, "distillation")])
-def test_training_finds_the_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: list[dict[str, Any]], objective: str
-) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_training_finds_the_documents(tmp_path: Path, home: Path, data: list[dict[str, Any]], objective: str) -> None:
     write_qwen3(tmp_path / "model")
     record = train(tmp_path, data)
     assert record.objective == objective and record.source.startswith("qwen3 in model, SHA-256 ")
@@ -116,8 +113,9 @@ def test_training_finds_the_documents(
     ]
 
 
-def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_a_killed_training_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
     write_qwen3(tmp_path / "model")
     whole = train(tmp_path, PAIRS)
     (tmp_path / "out").rename(tmp_path / "whole")
@@ -255,8 +253,7 @@ def test_problems_of_beir_are_named(tmp_path: Path, name: str, line: Any, proble
     assert problem in str(error.value)
 
 
-def test_the_command_trains_indexes_and_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_the_command_trains_indexes_and_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.chdir(tmp_path)
     write_qwen3(tmp_path / "model")
     write_lines(tmp_path / "data.jsonl", PAIRS)
@@ -276,8 +273,7 @@ def test_the_command_trains_indexes_and_searches(tmp_path: Path, monkeypatch: py
     assert nas("family", "search", "out", "x").code != 0
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, home: Path) -> None:
     write_qwen3(tmp_path / "model")
     write_lines(tmp_path / "out" / "mine.txt", ["x"])
     with pytest.raises(InvalidInput, match="not empty"):
@@ -292,8 +288,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, monkeypatch: py
         )
 
 
-def test_a_model_that_no_layout_says_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_a_model_that_no_layout_says_is_refused(tmp_path: Path, home: Path) -> None:
     write_lines(tmp_path / "model" / "config.json", [{"model_type": "bert"}])
     with pytest.raises(Unsupported, match="bert"):
         train(tmp_path, PAIRS)

@@ -57,8 +57,7 @@ class Tiny(BuiltRuntime[BuildSpec]):
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def tiny(tmp_path: Path, home: Path) -> Tiny:
     return Tiny(tmp_path)
 
 

@@ -157,8 +157,7 @@ def test_a_missing_database_is_made_only_if_asked_to(tmp_path: Path, url: str) -
         Store.open(url, create=False)
 
 
-def test_the_default_is_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+def test_the_default_is_below_the_home_folder(tmp_path: Path, home: Path) -> None:
     store = Store.open()
     assert (tmp_path / "home" / "hilnas.db").exists()
     assert store.artifacts == tmp_path / "home" / "artifacts"

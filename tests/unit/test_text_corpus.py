@@ -34,12 +34,9 @@ from nas.model.text.corpus import (
 )
 from nas.model.text.default import split_source
 
+pytestmark = pytest.mark.usefixtures("home")
+
 LINE = b"the quick brown fox jumps over the lazy dog\n"
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
 
 
 def write(path: Path, size: int = MIN_BYTES) -> Path:

@@ -29,12 +29,9 @@ from nas.train.pretrain.next_token import PretrainingRequest
 from nas.train.pretrain.tokenizer_training import train_tokenizer
 from nas.train.recipe import PostTrainingRecipe
 
+pytestmark = pytest.mark.usefixtures("home")
+
 TEXTS = [f"Grüße Nummer {n}, sagte die Nummer {n * n}. " * 30 + "\n" for n in range(100)]
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
 
 
 def lines(texts: Sequence[str]) -> bytes:

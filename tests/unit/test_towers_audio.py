@@ -12,7 +12,7 @@ import pytest
 import torch
 from audio_lab import LAYOUT, SHAPE, SOUNDS, audio_model, tone, write_model, write_pitches, write_sound
 from cli_runner import nas
-from retrieval_lab import own_home, write_lines
+from retrieval_lab import write_lines
 from safetensors.torch import load_file, save_file
 from transformers import ParakeetEncoder, ParakeetEncoderConfig, ParakeetFeatureExtractor
 
@@ -355,8 +355,7 @@ def parts(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def test_stages_train_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_stages_train_their_parts(tmp_path: Path, home: Path) -> None:
     write_model(tmp_path / "model")
     write_pitches(tmp_path / "pitches")
     texts = [
@@ -373,8 +372,7 @@ def test_stages_train_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not any(torch.equal(before[part], after[part]) for part in before)
 
 
-def test_the_commands_train_and_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_the_commands_train_and_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.chdir(tmp_path)
     write_model(Path("model"))
     write_pitches(Path("pitches"), 3)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from cli_runner import nas
 from gguf import MODEL_ARCH, GGUFReader, get_tensor_name_map
-from retrieval_lab import own_home
 from speech_lab import SPEECH, TOKENS
 from vision_lab import FRAMES, SHAPE, vision_model, write_model
 
@@ -98,8 +97,9 @@ def test_layouts_of_the_patched_build_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_command_writes_both_files_and_names_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_the_command_writes_both_files_and_names_differences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_model(Path("model"))
     done = nas("family", "gguf", "model", "-q", "f32", "-o", "m.gguf", "--json")
@@ -196,8 +196,7 @@ def test_encoders_that_mtmd_does_not_compute_are_refused(tmp_path: Path, changes
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_command_writes_both_files_of_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_the_command_writes_both_files_of_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.chdir(tmp_path)
     audio_lab.write_model(Path("model"))
     done = nas("family", "gguf", "model", "-q", "f32", "-o", "m.gguf", "--json")

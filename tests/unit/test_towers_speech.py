@@ -15,7 +15,6 @@ import torch
 from audio_lab import audio_model, tone, write_model
 from cli_runner import nas
 from exhaustive import mostly_exhaustive
-from retrieval_lab import own_home
 from safetensors.torch import load_file
 from speech_lab import (
     CODEC,
@@ -291,8 +290,7 @@ def test_sounds_are_no_lines_that_could_be_skipped() -> None:
 
 
 @pytest.mark.parametrize("source", ["own", "mimi"])
-def test_codecs_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_codecs_are_trained(tmp_path: Path, home: Path, source: str) -> None:
     sounds, mimi = write_sounds(tmp_path / "sounds"), None
     if source == "mimi":
         torch.manual_seed(1)
@@ -348,8 +346,7 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("mode", mostly_exhaustive(["interleaved", "sequential"], "interleaved"))
-def test_a_model_learns_to_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_a_model_learns_to_speak(tmp_path: Path, home: Path, mode: Mode) -> None:
     write_model(tmp_path / "model")
     write_answers(tmp_path / "answers", 3, mode=mode)
     codec = write_codec_folder(tmp_path / "codec")
@@ -368,8 +365,7 @@ def test_a_model_learns_to_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert rate == 24_000 and len(sound) in [1920 * frames for frames in (3, 4, 5, 6)]
 
 
-def test_stages_train_the_head_of_the_folder_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_stages_train_the_head_of_the_folder_before(tmp_path: Path, home: Path) -> None:
     write_model(tmp_path / "model")
     write_answers(tmp_path / "answers", 3)
     with pytest.raises(InvalidInput, match=r"data.jsonl:1: has speech: name a codec"):
@@ -397,8 +393,7 @@ def test_stages_train_the_head_of_the_folder_before(tmp_path: Path, monkeypatch:
     SpeechTalker(tmp_path / "merged", AUDIO, [], 100, lambda line: None, tmp_path / "a.wav", "sequential")
 
 
-def test_the_commands_train_and_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_the_commands_train_and_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.chdir(tmp_path)
     write_sounds(Path("sounds"))
     write_model(Path("model"))

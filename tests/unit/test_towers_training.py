@@ -11,7 +11,7 @@ import pytest
 import torch
 from cli_runner import nas
 from pretrain_lab import KilledError, alone, killed_after
-from retrieval_lab import own_home, write_lines
+from retrieval_lab import write_lines
 from safetensors.torch import load_file
 from tokenizer_lab import write_qwen3
 from vision_lab import FRAMES, SHAPE, write_colours, write_image, write_model
@@ -66,9 +66,8 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_the_connector_learns_alone_and_resumes_to_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    own_home(tmp_path, monkeypatch)
     write_model(tmp_path / "model")
     faster = {"epochs": 8, "lr": 0.03}
     whole = train(tmp_path, "connector", **faster)
@@ -92,8 +91,7 @@ def test_the_connector_learns_alone_and_resumes_to_the_same_weights(
     assert lines[-1].endswith("is trained with these settings already")
 
 
-def test_all_parts_are_trained_with_text_and_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_all_parts_are_trained_with_text_and_tiles(tmp_path: Path, home: Path) -> None:
     write_model(tmp_path / "model")
     with pytest.raises(InvalidInput, match="needs --text"):
         train(tmp_path, "mid")
@@ -133,8 +131,7 @@ def test_text_alone_comes_first() -> None:
         settings.model_copy(update={"image_tokens": (9, 8)}).processor(FRAMES)
 
 
-def test_encoders_bring_their_patches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_encoders_bring_their_patches(tmp_path: Path, home: Path) -> None:
     frames = FRAMES.model_copy(update={"encoder_patch_size": 8})
     write_model(tmp_path / "other", shape=SHAPE.model_copy(update={"patch_size": 8}), frames=frames)
     write_qwen3(tmp_path / "model")
@@ -214,8 +211,7 @@ def test_lines_that_cannot_be_used_are_named(tmp_path: Path, vision: MultimodalM
     assert str(raised.value).startswith(f"{path}:2: ")
 
 
-def test_the_commands_train_and_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_home(tmp_path, monkeypatch)
+def test_the_commands_train_and_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.chdir(tmp_path)
     write_model(Path("model"))
     write_colours(Path("colours"), 3)

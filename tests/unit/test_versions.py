@@ -53,6 +53,8 @@ from nas.train.release import files as release_files
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 
+pytestmark = pytest.mark.usefixtures("home")
+
 PINNED = Path(__file__).resolve().parents[1] / "data" / "pinned_results.json"
 ALL_KINDS = "d64 v256 ffn=swiglu:64 [C3 W2/1@8(sink=1) M16 A2/1 C5+moe:8x2:32]"
 EXACT_KINDS = "d64 v256 ffn=swiglu:64 [C3 W2/1@8(sink=1) A2/1 C5+moe:8x2:32]"
@@ -96,12 +98,6 @@ def alike(first: Any, second: Any, rel: float) -> bool:
 
 def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
-        monkeypatch.setenv(name, str(tmp_path / name))
 
 
 @pytest.fixture
@@ -173,7 +169,7 @@ def test_member_trainings(tmp_path: Path, text: Path) -> None:
 
 def test_tokens_of_members(tmp_path: Path, text: Path) -> None:
     pretraining(tmp_path / "run", text, write_tokenizer(tmp_path / "tokenizer.json", text))
-    files = sorted((tmp_path / "NAS_CACHE" / "tokens").glob("*/*.bin"))
+    files = sorted((tmp_path / "cache" / "tokens").glob("*/*.bin"))
     found = sorted(digest(file.read_bytes()) for file in files)
     assert found
     check("nas.train.pretrain.data.TOKENS_VERSION", pretrain_data.TOKENS_VERSION, found)
