@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import signal
 import subprocess
@@ -16,9 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from nas.core.plan import InputFile, Plan, Round, Runner
+from nas.core.plan import Runner
 from nas.core.trust import RunnerManifest
-from nas.core.wire import Job
 from nas.measure.devices.agent.agent import child_arguments
 from nas.measure.farm.trust import SigningKey
 from tests.support.fake_coordinator import FakeCoordinator, served
@@ -63,14 +61,9 @@ class Place:
         self.url = ""
 
     def offer(self, script: str, name: str = "job") -> None:
-        data = f"#!/bin/sh\n{script}\n".encode()
-        file = InputFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
-        (self.root / "served" / file.sha256).write_bytes(data)
-        runner = Runner(runtime="script", build="b", target="x86_64-linux", files={"main.sh": file}, main="main.sh")
-        self.runners.append(runner)
+        self.runners.append(self.coordinator.script(script))
         self.issue(self.key)
-        plan = Plan(runner=runner, inputs={}, args=(), deadline_s=600)
-        self.coordinator.offer(Job(id=name, epoch=1, deadline_s=600, round=Round(candidate=plan, repetitions=1)))
+        self.coordinator.offer_script(script, name, deadline_s=600)
 
     def issue(self, key: SigningKey) -> None:
         serial = len(self.runners)

@@ -5,6 +5,7 @@ Like the real one, it checks that agent and device are registered and that the e
 
 from __future__ import annotations
 
+import hashlib
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
+from nas.core.plan import InputFile, Plan, Round, Runner
 from nas.core.trust import SignedManifest
 from nas.core.wire import (
     HEARTBEAT_PATH,
@@ -80,6 +82,20 @@ class FakeCoordinator:
             if device is not None:
                 self._meant[job.id] = device
             self._changed.notify_all()
+
+    def script(self, text: str, main: str = "main.sh") -> Runner:
+        """Returns a runner that is a shell script, whose file can be fetched from now on."""
+        data = f"#!/bin/sh\n{text}\n".encode()
+        file = InputFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+        (self.files / file.sha256).write_bytes(data)
+        return Runner(runtime="script", build="b", target="x86_64-linux", files={main: file}, main=main)
+
+    def offer_script(
+        self, text: str, name: str = "1", device: str | None = None, main: str = "main.sh", deadline_s: float = 60
+    ) -> None:
+        """Queues a job of epoch 7 that runs a shell script."""
+        plan = Plan(runner=self.script(text, main), inputs={}, args=(), deadline_s=60)
+        self.offer(Job(id=name, epoch=7, deadline_s=deadline_s, round=Round(candidate=plan, repetitions=1)), device)
 
     def wait_for(self, *, results: int = 0, heartbeats: int = 0, timeout_s: float = 60.0) -> None:
         """Waits until that many results and heartbeats came in."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Any
 
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.core.plan import InputFile, Plan, Round, Runner
-from nas.core.wire import Job
 from nas.measure.devices.agent.agent import Agent
 from nas.measure.devices.agent.client import Downloads, JobClient
 from nas.measure.devices.attachments import Attachment
@@ -115,12 +112,7 @@ class Host:
             assert not thread.is_alive()
 
     def offer(self, device: str, name: str, script: str = "exit 0", main: str = "main.sh") -> None:
-        data = f"#!/bin/sh\n{script}\n".encode()
-        file = InputFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
-        (self.coordinator.files / file.sha256).write_bytes(data)
-        runner = Runner(runtime="script", build="b", target="x86_64-linux", files={main: file}, main=main)
-        plan = Plan(runner=runner, inputs={}, args=(), deadline_s=60)
-        self.coordinator.offer(Job(id=name, epoch=3, deadline_s=60, round=Round(candidate=plan, repetitions=1)), device)
+        self.coordinator.offer_script(script, name, device, main)
 
     def serves(self, *names: str) -> Callable[[], bool]:
         """Returns whether exactly these devices are registered."""

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from nas.core.errors import InfrastructureFailed
-from nas.core.plan import InputFile, Plan, Round, Runner
-from nas.core.wire import Failure, Job, ResultRequest
+from nas.core.wire import Failure, ResultRequest
 from nas.measure.devices.agent.agent import Agent
 from nas.measure.devices.agent.client import Downloads, JobClient, NotAdmitted, NotReached
 from nas.measure.devices.agent.connection import NOBODY_THERE_S, Backoff
@@ -30,6 +27,7 @@ from nas.measure.devices.host_lock import HostLock
 from nas.measure.devices.transports.base import Lease
 from nas.measure.devices.transports.local import LocalTransport
 from tests.support.fake_coordinator import FakeCoordinator
+from tests.support.waiting import until
 
 Start = Callable[..., Agent]
 
@@ -80,15 +78,6 @@ def start(tmp_path: Path, coordinator: FakeCoordinator, lock: HostLock) -> Itera
         assert not thread.is_alive()
 
 
-def job(coordinator: FakeCoordinator, script: str, name: str = "1", deadline_s: float = 60, **more: Any) -> Job:
-    data = f"#!/bin/sh\n{script}\n".encode()
-    file = InputFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
-    (coordinator.files / file.sha256).write_bytes(data)
-    runner = Runner(runtime="script", build="b", target="x86_64-linux", files={"main.sh": file}, main="main.sh")
-    plan = Plan(**({"runner": runner, "inputs": {}, "args": (), "deadline_s": 60} | more))
-    return Job(id=name, epoch=7, deadline_s=deadline_s, round=Round(candidate=plan, repetitions=1))
-
-
 def failure(request: ResultRequest) -> Failure:
     assert request.failure is not None
     return request.failure
@@ -96,7 +85,7 @@ def failure(request: ResultRequest) -> Failure:
 
 def test_registers_works_and_submits(coordinator: FakeCoordinator, start: Start) -> None:
     for name in ("1", "2"):
-        coordinator.offer(job(coordinator, f"echo {name}", name))
+        coordinator.offer_script(f"echo {name}", name)
     start()
     coordinator.wait_for(results=2)
     assert [device.cores for device in coordinator.registered[0].devices] == [os.cpu_count()]
@@ -109,7 +98,7 @@ def test_registers_works_and_submits(coordinator: FakeCoordinator, start: Start)
 
 
 def test_what_the_runner_did_is_a_result(coordinator: FakeCoordinator, start: Start) -> None:
-    coordinator.offer(job(coordinator, "kill -SEGV $$"))
+    coordinator.offer_script("kill -SEGV $$")
     start()
     coordinator.wait_for(results=1)
     result = coordinator.results["1"].result
@@ -118,17 +107,16 @@ def test_what_the_runner_did_is_a_result(coordinator: FakeCoordinator, start: St
 
 
 def test_an_unknown_runner_is_refused(coordinator: FakeCoordinator, start: Start) -> None:
-    coordinator.offer(job(coordinator, "exit 0"))
+    coordinator.offer_script("exit 0")
     start(known=lambda runner: False)
     coordinator.wait_for(results=1)
     assert failure(coordinator.results["1"]).kind == "refused"
 
 
 def test_wrong_bytes_are_an_infrastructure_failure(coordinator: FakeCoordinator, start: Start) -> None:
-    offered = job(coordinator, "exit 0")
+    coordinator.offer_script("exit 0")
     for path in coordinator.files.iterdir():
         path.write_bytes(b"x" * path.stat().st_size)
-    coordinator.offer(offered)
     start()
     coordinator.wait_for(results=1)
     told = failure(coordinator.results["1"])
@@ -147,8 +135,8 @@ def test_a_defect_of_the_agent_is_the_reason_of_the_job_and_not_its_end(
         claim(self, lease)
 
     monkeypatch.setattr(LocalTransport, "claim", broken_once)
-    coordinator.offer(job(coordinator, "exit 0", "1"))
-    coordinator.offer(job(coordinator, "exit 0", "2"))
+    coordinator.offer_script("exit 0", "1")
+    coordinator.offer_script("exit 0", "2")
     start()
     coordinator.wait_for(results=2)
     reason = failure(coordinator.results["1"])
@@ -163,7 +151,7 @@ def test_a_device_that_knows_a_newer_epoch_tells_the_coordinator(
 ) -> None:
     """As it is after the coordinator's database was restored from a backup."""
     LocalTransport(tmp_path / "cache").claim(Lease("fake", recorded))
-    coordinator.offer(job(coordinator, "exit 0"))
+    coordinator.offer_script("exit 0")
     start()
     coordinator.wait_for(results=1)
     failed = failure(coordinator.results["1"])
@@ -171,7 +159,7 @@ def test_a_device_that_knows_a_newer_epoch_tells_the_coordinator(
 
 
 def test_sends_heartbeats_while_it_works_and_ends_when_cancelled(coordinator: FakeCoordinator, start: Start) -> None:
-    coordinator.offer(job(coordinator, "sleep 300"))
+    coordinator.offer_script("sleep 300")
     start()
     coordinator.wait_for(heartbeats=3)
     coordinator.cancelled.add("1")
@@ -182,7 +170,7 @@ def test_sends_heartbeats_while_it_works_and_ends_when_cancelled(coordinator: Fa
 
 
 def test_beats_while_it_waits_for_the_host(coordinator: FakeCoordinator, start: Start, lock: HostLock) -> None:
-    coordinator.offer(job(coordinator, "exit 0"))
+    coordinator.offer_script("exit 0")
     with lock.shared():
         start()
         coordinator.wait_for(heartbeats=3)
@@ -194,7 +182,7 @@ def test_beats_while_it_waits_for_the_host(coordinator: FakeCoordinator, start: 
 def test_a_host_that_does_not_yield_is_an_infrastructure_failure(
     coordinator: FakeCoordinator, start: Start, lock: HostLock
 ) -> None:
-    coordinator.offer(job(coordinator, "exit 0", deadline_s=0.3))
+    coordinator.offer_script("exit 0", deadline_s=0.3)
     with lock.shared():
         start()
         coordinator.wait_for(results=1)
@@ -202,7 +190,7 @@ def test_a_host_that_does_not_yield_is_an_infrastructure_failure(
 
 
 def test_an_overdue_job_is_an_infrastructure_failure(coordinator: FakeCoordinator, start: Start) -> None:
-    coordinator.offer(job(coordinator, "sleep 300", deadline_s=0.3))
+    coordinator.offer_script("sleep 300", deadline_s=0.3)
     start()
     coordinator.wait_for(results=1)
     assert failure(coordinator.results["1"]).kind == "infrastructure"
@@ -212,10 +200,10 @@ def test_an_overdue_job_is_an_infrastructure_failure(coordinator: FakeCoordinato
 def test_survives_trouble_and_registers_again(coordinator: FakeCoordinator, start: Start) -> None:
     coordinator.trouble += [httpx.ConnectError("down"), httpx.Response(503)]
     start()
-    coordinator.offer(job(coordinator, "exit 0"))
+    coordinator.offer_script("exit 0")
     coordinator.wait_for(results=1)
     coordinator.registered.clear()
-    coordinator.offer(job(coordinator, "exit 0", name="2"))
+    coordinator.offer_script("exit 0", name="2")
     coordinator.wait_for(results=2)
     assert len(coordinator.registered) == 1
 
@@ -228,10 +216,9 @@ def runs(name: str) -> bool:
 
 def test_a_result_is_handed_in_again_until_it_arrives(coordinator: FakeCoordinator, start: Start) -> None:
     coordinator.heartbeat_s = 3600
-    coordinator.offer(job(coordinator, "sleep 1.5"))
+    coordinator.offer_script("sleep 1.5")
     agent = start()
-    while not runs("sleep"):  # by then nothing is left to be asked of the coordinator but to take the result
-        threading.Event().wait(0.01)
+    until(lambda: runs("sleep"))  # by then nothing is left to be asked of the coordinator but to take the result
     agent.stop()
     coordinator.trouble += [httpx.ReadTimeout("lost"), httpx.Response(502)]
     coordinator.wait_for(results=1)
@@ -239,7 +226,7 @@ def test_a_result_is_handed_in_again_until_it_arrives(coordinator: FakeCoordinat
 
 
 def test_stop_lets_the_running_job_finish(coordinator: FakeCoordinator, start: Start) -> None:
-    coordinator.offer(job(coordinator, "sleep 0.5; echo done"))
+    coordinator.offer_script("sleep 0.5; echo done")
     agent = start()
     coordinator.wait_for(heartbeats=1)
     agent.stop()
@@ -250,7 +237,7 @@ def test_stop_lets_the_running_job_finish(coordinator: FakeCoordinator, start: S
 
 
 def test_abort_hands_nothing_in(coordinator: FakeCoordinator, start: Start) -> None:
-    coordinator.offer(job(coordinator, "sleep 300"))
+    coordinator.offer_script("sleep 300")
     agent = start()
     coordinator.wait_for(heartbeats=1)
     agent.abort()
@@ -271,11 +258,10 @@ def test_an_agent_that_is_revoked_ends_and_keeps_its_result(
     coordinator: FakeCoordinator, tmp_path: Path, lock: HostLock
 ) -> None:
     coordinator.heartbeat_s = 3600
-    coordinator.offer(job(coordinator, f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"))
+    coordinator.offer_script(f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done")
     with ThreadPoolExecutor(1) as threads:
         ended = threads.submit(make(coordinator, tmp_path, lock).run)
-        while not runs("sleep"):
-            threading.Event().wait(0.001)
+        until(lambda: runs("sleep"))
         coordinator.trouble.append(httpx.Response(401, text="revoked"))
         (tmp_path / "go").touch()
         with pytest.raises(NotAdmitted, match="revoked"):
