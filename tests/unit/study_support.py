@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,13 @@ from nas.model.text.corpus import CorpusRef
 from nas.search.analysis.archive import export_study
 from nas.search.analysis.record import MeasurementSummary, read_study
 from nas.search.analysis.snapshot import StudySnapshot
-from nas.search.proxy.job import LmRun, TrainJob, TrainResult
+from nas.search.proxy.job import LmRun, TrainJob
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import DEVICE as DEVICE
 from nas.testing.inline_study import Bed as Bed
 from nas.testing.inline_study import InlineJobs as InlineJobs
 from nas.testing.inline_study import calibrated as calibrated
 from nas.testing.inline_study import raw as raw
-from nas.testing.inline_study import trained
 
 CHAT = {"workload": "chat"}
 TINY: dict[str, Any] = {
@@ -144,13 +143,3 @@ def lm_job(steps: int = 3) -> TrainJob:
     return TrainJob(
         layout=layout, run=run, steps=steps, batch=1, lr=0.1, warmup=0, weight_decay=0, clip=1, ema=0, seed=0
     )  # fmt: skip
-
-
-def scores_of(task: str) -> Callable[[TrainJob, Mapping[str, Any]], TrainResult]:
-    """Returns a training whose scores, those of `nas.testing.inline_study`, are of a quality task in place of text."""
-
-    def train(job: TrainJob, spec: Mapping[str, Any]) -> TrainResult:
-        result = trained(job, spec)
-        return result.model_copy(update={"scores": {f"task/{task}": result.scores["lm/text"]}})
-
-    return train

@@ -9,7 +9,8 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from study_support import TINY, bed_of, reference_times, sample, scores_of
+from study_support import TINY, reference_times, sample
+from task_lab import studied, task_job, task_quality, varied
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
@@ -18,23 +19,18 @@ from nas.core.space import SearchSpace
 from nas.core.task import IGNORE, MediaTask, make_task, task_kind
 from nas.core.tower import SoundTower, Tower
 from nas.core.workload import Workload
-from nas.infra.store.rows import StudyState
 from nas.measure.protocol.repetitions import summarise
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import RandomWeights, projector_path
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 from nas.measure.runtimes.llama_cpp.projector import tower_tensors
 from nas.model.nn.model import Model
-from nas.search.analysis.report import study_report
 from nas.search.proposers.features import Features
 from nas.search.proposers.figure_costs import costs_of
 from nas.search.proposers.membership import reasons_outside
-from nas.search.proposers.mutation import crossover, mutate
-from nas.search.proposers.sampling import Sampler
-from nas.search.proxy.job import TaskRun, TrainJob, TrainResult
+from nas.search.proxy.job import TrainResult
 from nas.search.proxy.train import train
 from nas.search.spaces.loader import load_space
-from nas.serve.dashboard.local_server import dashboard_here
 from nas.train.towers.audio import AudioShape
 from nas.train.towers.gguf import sound_tensors
 from nas.train.towers.modality import MediaFile
@@ -55,11 +51,7 @@ AUDIO: dict[str, Any] = {
     "workloads": {"ask": {"prompt": 16, "gen": 4, "seconds": 2}},
     "budgets": [{"metric": "sound_encoding", "max": "4x", **ASK}, {"metric": "sound_factor", "max": "4x", **ASK}],
     "objectives": [{"name": "quality", "metric": "quality"}, {"name": "latency", "metric": "ttft", **ASK}],
-    "quality": {
-        "proxy_d_model": 32,
-        "min_reference": 0.01,
-        "rungs": [{"name": "first", "tasks": TASKS, "keep": 0.5}, {"name": "second", "tasks": TASKS, "seeds": [0, 1]}],
-    },
+    "quality": task_quality(TASKS),
 }
 SOUNDS = {"tokens": 26, "wall_ns": [[1_000_000, 3_000_000, 1_000_000]], "cpu_ns": [[1_000_000, 3_000_000, 1_000_000]]}
 
@@ -90,10 +82,7 @@ def test_a_space_of_audio_is_read_and_sampled() -> None:
     space = SearchSpace.model_validate(AUDIO)
     assert len(space.model.tower.choices) == 4 and space.workloads["ask"].sounds == 1
     assert {layout.tower for layout in space.references.layouts().values()} == {Tower.parse("sound:16x2:channels=8")}
-    sampler, rng = Sampler(space), np.random.default_rng(0)
-    layouts = [sampler.draw(rng) for _ in range(20)]
-    layouts += [mutate(layout, sampler, rng)[0] for layout in layouts]
-    layouts += [crossover(*layouts[first : first + 2], sampler, rng)[0] for first in range(20)]
+    layouts = varied(space)
     assert {layout.tower.format() for layout in layouts if layout.tower} == set(space.model.tower.choices)
     assert not any(reasons_outside(space, layout) for layout in layouts)
     assert Features(space).matrix(layouts).shape[1] == len(Features(space).names)
@@ -191,23 +180,13 @@ def test_a_proxy_hears_and_trains(tmp_path: Path) -> None:
     logits = model.answers(numbers, tokens)
     assert logits.shape == (2, 5, 256) and not torch.allclose(logits, model.answers(-numbers, tokens))
     torch.testing.assert_close(logits[:1], model.answers(numbers[:1], tokens[:1]), rtol=1e-4, atol=1e-4)
-    job = TrainJob(
-        layout=narrow(LAYOUT, 32, 256).to_json(), run=TaskRun(task="sounds", settings=TASKS["sounds"]["settings"]),  # type: ignore[arg-type]
-        steps=3, batch=4, lr=0.01, warmup=0, weight_decay=0, clip=1, ema=0, seed=0,
-    )  # fmt: skip
+    job = task_job(LAYOUT, "sounds", TASKS["sounds"]["settings"])
     result = train(job, yield_hook=lambda: None, checkpoint_dir=tmp_path, log=lambda line: None)
     assert isinstance(result, TrainResult) and 0 < result.losses["task/sounds"] < 20
 
 
 def test_a_study_of_audio_has_a_front(tmp_path: Path) -> None:
-    bed = bed_of(tmp_path, SearchSpace.model_validate(AUDIO))
-    store = bed.store
-    bed.compute.train = scores_of("sounds")
-    assert bed.run(trials=6) is StudyState.COMPLETE
-    report = study_report(store, "study")
-    assert report["front"] and {row["metric"] for row in report["budgets"]} == {"sound_encoding", "sound_factor"}
-    with dashboard_here(store) as url:
-        trial = f"{url.partition('/studies')[0]}/studies/study/trials/{report['front'][0]['trial']}"
-        page = httpx.get(trial, timeout=60)
+    with studied(tmp_path, SearchSpace.model_validate(AUDIO), "sounds") as (_, report, url):
+        assert {row["metric"] for row in report["budgets"]} == {"sound_encoding", "sound_factor"}
+        page = httpx.get(f"{url}/trials/{report['front'][0]['trial']}", timeout=60)
     assert page.status_code == 200 and "1 sound of 2 s" in page.text and "--sounds 1" in page.text
-    store.close()

@@ -9,7 +9,8 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from study_support import TINY, bed_of, reference_times, sample, scores_of
+from study_support import TINY, reference_times, sample
+from task_lab import studied, task_job, task_quality, varied
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
@@ -18,22 +19,17 @@ from nas.core.plan import Pair
 from nas.core.space import SearchSpace
 from nas.core.task import RetrievalTask, make_task
 from nas.core.workload import Workload
-from nas.infra.store.rows import StudyState
 from nas.measure.protocol.repetitions import judge, summarise
 from nas.measure.runtimes import RUNTIMES
 from nas.model.nn.maxsim import maxsim
 from nas.model.nn.model import Model
-from nas.search.analysis.report import study_report
 from nas.search.proposers.figure_costs import costs_of
 from nas.search.proposers.membership import reasons_outside
-from nas.search.proposers.mutation import crossover, mutate
-from nas.search.proposers.sampling import Sampler
 from nas.search.proxy.data import TaskData, gains, score_groups
-from nas.search.proxy.job import TaskRun, TrainJob, TrainResult, exported_layout, weights_file
+from nas.search.proxy.job import TrainJob, TrainResult, exported_layout, weights_file
 from nas.search.proxy.train import train_seeds
 from nas.search.spaces.identity import space_json, space_yaml
 from nas.search.spaces.loader import load_space, parse_space
-from nas.serve.dashboard.local_server import dashboard_here
 from nas.testing.inline_study import raw
 
 LAYOUT = Layout.parse("d64 v256 vectors=16 ffn=swiglu:64 [C3 A4/2]")
@@ -53,11 +49,7 @@ RETRIEVAL: dict[str, Any] = {
         {"name": "latency", "metric": "encoding", "workload": "query"},
         {"name": "index", "metric": "index_bytes", **DOCUMENT},
     ],
-    "quality": {
-        "proxy_d_model": 32,
-        "min_reference": 0.01,
-        "rungs": [{"name": "first", "tasks": TASKS, "keep": 0.5}, {"name": "second", "tasks": TASKS, "seeds": [0, 1]}],
-    },
+    "quality": task_quality(TASKS),
 }
 
 
@@ -82,10 +74,7 @@ def test_a_space_of_retrieval_is_read_sampled_and_written() -> None:
     assert {layout.vectors for layout in space.references.layouts().values()} == {32}
     assert all(workload.encodes for workload in space.workloads.values())
     assert parse_space(space_yaml(space), "again.yaml") == space
-    sampler, rng = Sampler(space), np.random.default_rng(0)
-    layouts = [sampler.draw(rng) for _ in range(20)]
-    layouts += [mutate(layout, sampler, rng)[0] for layout in layouts]
-    layouts += [crossover(*layouts[first : first + 2], sampler, rng)[0] for first in range(20)]
+    layouts = varied(space)
     assert {layout.vectors for layout in layouts} == {16, 32}
     assert not any(reasons_outside(space, layout) for layout in layouts)
     assert any("vectors" in reason for reason in reasons_outside(space, Layout.parse(TINY["references"]["published"])))
@@ -198,11 +187,7 @@ def test_a_search_is_scored_by_its_ranks() -> None:
 
 def test_seeds_train_together_as_alone(tmp_path: Path) -> None:
     def job(seed: int) -> TrainJob:
-        stage = TASKS["boundfacts"]
-        return TrainJob(
-            layout=narrow(LAYOUT, 32, 256).to_json(), run=TaskRun(task="boundfacts", settings=stage["settings"]),  # type: ignore[arg-type]
-            steps=3, batch=4, lr=0.01, warmup=0, weight_decay=0, clip=1, ema=0, seed=seed,
-        )  # fmt: skip
+        return task_job(LAYOUT, "boundfacts", TASKS["boundfacts"]["settings"], seed)
 
     def losses(jobs: list[TrainJob], folder: str) -> list[float]:
         done = train_seeds(jobs, yield_hook=lambda: None, checkpoint_dir=tmp_path / folder, log=lambda line: None)
@@ -214,20 +199,10 @@ def test_seeds_train_together_as_alone(tmp_path: Path) -> None:
 
 
 def test_a_study_of_retrieval_has_a_front(tmp_path: Path) -> None:
-    bed = bed_of(tmp_path, SearchSpace.model_validate(RETRIEVAL))
-    store = bed.store
-    bed.compute.train = scores_of("boundfacts")
-    assert bed.run(trials=8) is StudyState.COMPLETE
-    report = study_report(store, "study")
-    assert report["front"] and report["hypervolume"] > 0
-    for member in report["front"]:
-        layout = Layout.parse(member["layout"])
-        assert member["objectives"]["index"] == 128 * layout.vectors * 2
-    assert {row["metric"] for row in report["budgets"]} == {"index_bytes", "documents_per_s"}
-    with dashboard_here(store) as url:
-        page = httpx.get(
-            f"{url.partition('/studies')[0]}/studies/study/trials/{report['front'][0]['trial']}", timeout=60
-        )
+    with studied(tmp_path, SearchSpace.model_validate(RETRIEVAL), "boundfacts") as (_, report, url):
+        for member in report["front"]:
+            assert member["objectives"]["index"] == 128 * Layout.parse(member["layout"]).vectors * 2
+        assert {row["metric"] for row in report["budgets"]} == {"index_bytes", "documents_per_s"}
+        page = httpx.get(f"{url}/trials/{report['front'][0]['trial']}", timeout=60)
     assert page.status_code == 200 and "32 tokens of prompt, a vector for each" in page.text
     assert "documents_per_s" in page.text and "Time of every token" not in page.text
-    store.close()

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from study_support import TINY, bed_of, reference_times, sample, scores_of
+from study_support import TINY, reference_times, sample
+from task_lab import studied, task_job, task_quality, varied
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, Unsupported
@@ -22,7 +23,6 @@ from nas.core.space import SearchSpace
 from nas.core.task import Exhibit, MediaTask, make_task
 from nas.core.tower import ImageTower, Tower
 from nas.core.workload import Workload
-from nas.infra.store.rows import StudyState
 from nas.measure.protocol.repetitions import summarise
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Checkpoint, RandomWeights, projector_path
@@ -30,19 +30,15 @@ from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 from nas.measure.runtimes.llama_cpp.projector import tower_tensors
 from nas.measure.runtimes.runner import read_sample
 from nas.model.nn.model import Model
-from nas.search.analysis.report import study_report
 from nas.search.proposers.features import Features
 from nas.search.proposers.figure_costs import costs_of
 from nas.search.proposers.membership import reasons_outside
-from nas.search.proposers.mutation import crossover, mutate
-from nas.search.proposers.sampling import Sampler
 from nas.search.proxy.data import TaskData, logits_and_labels, score_groups
-from nas.search.proxy.job import TaskRun, TrainJob, TrainResult, exported_layout, proxy_layout
+from nas.search.proxy.job import TrainResult, exported_layout, proxy_layout
 from nas.search.proxy.tasks.pictures import COLOURS
 from nas.search.proxy.train import train
 from nas.search.spaces.identity import space_json, space_yaml
 from nas.search.spaces.loader import load_space, parse_space
-from nas.serve.dashboard.local_server import dashboard_here
 from nas.testing.inline_study import raw
 from nas.train.scaling.source import study_origin
 from nas.train.towers.gguf import image_tensors
@@ -60,11 +56,7 @@ VISION: dict[str, Any] = {
     "workloads": {"look": {"prompt": 16, "gen": 4, "image_height": 64, "image_width": 64}},
     "budgets": [{"metric": "image_encoding", "max": "4x", **LOOK}, {"metric": "image_tokens", "max": "1x", **LOOK}],
     "objectives": [{"name": "quality", "metric": "quality"}, {"name": "latency", "metric": "ttft", **LOOK}],
-    "quality": {
-        "proxy_d_model": 32,
-        "min_reference": 0.01,
-        "rungs": [{"name": "first", "tasks": TASKS, "keep": 0.5}, {"name": "second", "tasks": TASKS, "seeds": [0, 1]}],
-    },
+    "quality": task_quality(TASKS),
 }
 IMAGES = {"tokens": 16, "wall_ns": [[1_000_000, 3_000_000, 1_000_000]], "cpu_ns": [[1_000_000, 3_000_000, 1_000_000]]}
 
@@ -119,10 +111,7 @@ def test_a_space_of_vision_is_read_sampled_and_written() -> None:
     assert {layout.tower for layout in space.references.layouts().values()} == {Tower.parse("16x2:tokens=16")}
     assert space.workloads["look"].images == 1
     assert parse_space(space_yaml(space), "again.yaml") == space
-    sampler, rng = Sampler(space), np.random.default_rng(0)
-    layouts = [sampler.draw(rng) for _ in range(20)]
-    layouts += [mutate(layout, sampler, rng)[0] for layout in layouts]
-    layouts += [crossover(*layouts[first : first + 2], sampler, rng)[0] for first in range(20)]
+    layouts = varied(space)
     assert {layout.tower.format() for layout in layouts if layout.tower} == set(space.model.tower.choices)
     assert not any(reasons_outside(space, layout) for layout in layouts)
     assert any("tower" in reason for reason in reasons_outside(space, Layout.parse(TINY["references"]["published"])))
@@ -271,10 +260,7 @@ def test_a_model_sees_its_picture() -> None:
 
 
 def test_seeds_of_a_tower_train_and_are_scored(tmp_path: Path) -> None:
-    job = TrainJob(
-        layout=narrow(LAYOUT, 32, 256).to_json(), run=TaskRun(task="pictures", settings=TASKS["pictures"]["settings"]),  # type: ignore[arg-type]
-        steps=3, batch=4, lr=0.01, warmup=0, weight_decay=0, clip=1, ema=0, seed=0,
-    )  # fmt: skip
+    job = task_job(LAYOUT, "pictures", TASKS["pictures"]["settings"])
     result = train(job, yield_hook=lambda: None, checkpoint_dir=tmp_path, log=lambda line: None)
     again = train(job, yield_hook=lambda: None, checkpoint_dir=tmp_path / "b", log=lambda line: None)
     assert isinstance(result, TrainResult) and result.losses == again.losses
@@ -286,21 +272,13 @@ def test_seeds_of_a_tower_train_and_are_scored(tmp_path: Path) -> None:
 
 
 def test_a_study_of_vision_has_a_front(tmp_path: Path) -> None:
-    bed = bed_of(tmp_path, SearchSpace.model_validate(VISION))
-    store = bed.store
-    bed.compute.train = scores_of("pictures")
-    assert bed.run(trials=8) is StudyState.COMPLETE
-    report = study_report(store, "study")
-    assert report["front"] and report["hypervolume"] > 0
-    assert {row["metric"] for row in report["budgets"]} == {"image_encoding", "image_tokens"}
-    with dashboard_here(store) as url:
-        study = f"{url.partition('/studies')[0]}/studies/study"
-        assert 'class="hint">tower=' in httpx.get(study, timeout=60).text, "layouts are drawn without their towers"
-        trial = f"{study}/trials/{report['front'][0]['trial']}"
+    with studied(tmp_path, SearchSpace.model_validate(VISION), "pictures") as (store, report, url):
+        assert {row["metric"] for row in report["budgets"]} == {"image_encoding", "image_tokens"}
+        assert 'class="hint">tower=' in httpx.get(url, timeout=60).text, "layouts are drawn without their towers"
+        trial = f"{url}/trials/{report['front'][0]['trial']}"
         page, twin = httpx.get(trial, timeout=60), httpx.get(f"{trial}.json", timeout=60)
+        with pytest.raises(InvalidInput, match="nas family vision"):
+            study_origin(store, "study", [], (), None)
     assert page.status_code == 200 and "1 image of 64 x 64 pixels" in page.text
     assert "Parts of the time to the first token" in page.text and "language model" in page.text
     assert "image_connector" in twin.text and "--images 1" in page.text
-    with pytest.raises(InvalidInput, match="nas family vision"):
-        study_origin(store, "study", [], (), None)
-    store.close()
