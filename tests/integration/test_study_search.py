@@ -112,13 +112,6 @@ def test_a_study_s_name_is_not_taken_twice(lab: Lab, first: Report) -> None:
     assert "a study named 'first' exists" in lab.here(*lab.launch("first"), code=3).err
 
 
-def test_a_changed_space_is_not_resumed(lab: Lab, first: Report) -> None:
-    lab.space("changed", budgets=[])
-    refused = lab.here(*lab.launch("first", "--resume", space="changed"), code=3)
-    assert "budgets" in refused.err
-    assert state(lab, "first") == "complete"
-
-
 @pytest.fixture
 def live(lab: Lab) -> Iterator[Any]:
     """A study that will not be finished for a while."""

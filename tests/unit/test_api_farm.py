@@ -116,16 +116,6 @@ def test_a_drained_device_finishes_its_job_and_takes_no_other(lab: Lab) -> None:
     assert order(lab, "resume")["state"] == order(lab, "resume")["state"] == "leased"
 
 
-def test_quarantine_keeps_a_device_from_work_until_release(lab: Lab) -> None:
-    put(lab.store, "a")
-    shown = order(lab, "quarantine", "battery swollen")
-    assert (shown["health"], shown["health_reason"]) == ("maintenance", "battery swollen")
-    assert jobs.claim(lab.store, "box", "local") is None
-    refusal(lab.client().post("/v1/devices/box/check"), 422, "invalid_input")
-    assert order(lab, "release")["health"] == "unknown"
-    assert jobs.claim(lab.store, "box", "local") is not None
-
-
 def test_a_check_puts_a_good_device_in_doubt_and_leaves_a_bad_one_bad(lab: Lab) -> None:
     devices.set_health(lab.store, "box", Health.GOOD)
     assert order(lab, "check")["health"] == "unknown"

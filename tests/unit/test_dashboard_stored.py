@@ -24,6 +24,7 @@ from nas.infra.store import calibrations, devices, events, models, outcomes, res
 from nas.infra.store.calibrations import ReferenceRun
 from nas.infra.store.rows import Health, Role, StudyState
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
+from nas.search.study.events import CLOSED
 from nas.serve.api.submissions import SubmissionFolder, SubmissionState
 from nas.serve.dashboard.access import AccessRules
 
@@ -60,6 +61,7 @@ def fill_studies(lab: DashboardLab) -> None:
     trials.add_event(lab.store, study, failed, EventKind.FAILED, {"reason": HOSTILE, HOSTILE: [HOSTILE]})
     results.put(lab.store, key("hostile"), "measure", measured(), seconds=2.0, trial=(study, failed))
     events.append(lab.store, study, {"what": HOSTILE, "message": HOSTILE})
+    events.append(lab.store, study, {"what": CLOSED, "rule": "trials", "message": HOSTILE})
     damaged = lab.study("damaged")
     lab.complete(damaged, 1.0, 1.5, 1.5)
     broken = lab.propose(damaged)
@@ -151,6 +153,7 @@ def test_whatever_is_stored_is_text_on_every_page(lab: DashboardLab) -> None:
     ("path", "times"),
     [
         ("/studies", 3),  # the visitor, a space, why a submission ended
+        ("/studies/study", 1),  # why it ended
         ("/submissions/waits", 3),
         ("/devices", 3),
         ("/devices/spoken", 8),

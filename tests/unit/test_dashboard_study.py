@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from live_lab import LiveLab
 from study_support import tiny_space
 from test_dashboard_access import HTML, OPEN, client
-from test_dashboard_pages import HOSTILE, LOOPBACK, Page
+from test_dashboard_pages import LOOPBACK, Page
 
 from nas.core.trial import EventKind
 from nas.core.units import show_number
@@ -286,14 +286,6 @@ def test_a_study_at_work_says_what_it_waits_for(lab: LiveLab, visitor: TestClien
     assert not visible_sections(shown(visitor)) & {"panels", "courses"}
     lab.complete(study, 1.0, 0.5, 0.5)
     assert told(visitor)["waiting"] is None and visible_sections(shown(visitor)) >= {"panels", "courses"}
-
-
-def test_what_is_stored_never_runs(lab: LiveLab, visitor: TestClient) -> None:
-    study = lab.study(devices=[HOSTILE])
-    events.append(lab.store, study, {"what": CLOSED, "rule": "trials", "message": HOSTILE})
-    page = shown(visitor)
-    assert HOSTILE in page.text
-    assert all(str(named["src"]).startswith("/assets/") for tag, named in page.tags if tag == "script")
 
 
 def test_who_is_not_there_has_no_page(visitor: TestClient) -> None:

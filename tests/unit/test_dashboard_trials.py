@@ -14,8 +14,6 @@ from test_dashboard_access import HTML, OPEN, client
 from test_dashboard_pages import LOOPBACK, Page
 from test_dashboard_study import TWO, filled
 
-from nas.core.trial import EventKind
-from nas.infra.store import trials
 from nas.serve.views.trials import ROWS
 
 
@@ -145,15 +143,6 @@ def test_the_page_of_three_hundred_trials_is_light(lab: LiveLab, visitor: TestCl
     sent = [page, *(visitor.get(path) for path in sorted({*filter(None, paths), points}))]
     assert all(each.status_code == 200 for each in sent)
     assert sum(each.num_bytes_downloaded for each in sent) <= 150_000
-
-
-def test_texts_of_runners_stay_texts(lab: LiveLab, visitor: TestClient) -> None:
-    study = lab.study()
-    trial = lab.propose(study)
-    trials.add_event(lab.store, study, trial, EventKind.FAILED, {"reason": "<b onload='x'>", "retryable": False})
-    page = visitor.get("/studies/study/trials", headers=HTML).text
-    Page(page)
-    assert "<b onload" not in page
 
 
 def test_a_candidate_says_its_place_its_neighbours_and_what_is_before_and_after_it(

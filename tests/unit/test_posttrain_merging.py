@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nas.core.errors import InvalidInput
 from nas.model.nn.primitives import generator_of
-from nas.train.posttrain.merging import MergeSettings, Method, della_rates, dropped, merge, merge_tensors, trim
+from nas.train.posttrain.merging import MergeSettings, Method, della_rates, merge, merge_tensors, trim
 from nas.train.release.shards import Shards
 
 BASED: tuple[Method, ...] = ("task-arithmetic", "ties", "dare-linear", "dare-ties", "della")
@@ -49,14 +49,6 @@ def test_ties(density: float) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_soup_and_task_arithmetic() -> None:
-    base, a, b = tensors(3)
-    soup = merge_tensors("w", [a, b], None, MergeSettings(weights=(1.0, 3.0)))
-    torch.testing.assert_close(soup, a / 4 + b * 3 / 4)
-    arithmetic = merge_tensors("w", [a, b], base, MergeSettings(method="task-arithmetic", weights=(1.0, -0.5)))
-    torch.testing.assert_close(arithmetic, base + (a - base) - 0.5 * (b - base))
-
-
 @pytest.mark.parametrize("method", ["soup", *BASED])
 def test_one_model_at_full_density_stays_as_it_is(method: Method) -> None:
     base, model = tensors(2)
@@ -75,13 +67,6 @@ def test_full_density_makes_dare_and_della_what_they_extend() -> None:
         merge_tensors("w", [a, b], base, plain.model_copy(update={"method": "della"})),
         merge_tensors("w", [a, b], base, plain),
     )
-
-
-def test_dare_keeps_the_mean_and_drops_its_share() -> None:
-    task = torch.full((200, 200), 2.0)
-    found = dropped(task, torch.full_like(task, 0.75), generator_of(0, "w"))
-    assert set(found.unique().tolist()) == {0.0, 8.0}
-    assert abs(float((found == 0).float().mean()) - 0.75) < 0.01 and abs(float(found.mean()) - 2.0) < 0.1
 
 
 def test_della_drops_small_values_more_often() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from jinja2 import Environment
-from pretrain_lab import LAYOUT, SETTINGS, alone, run_here, tiny_family, write_family
+from pretrain_lab import LAYOUT, SETTINGS, KilledError, killed_after, tiny_family, write_family
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
 from nas.core.errors import InvalidInput
@@ -56,7 +56,7 @@ from nas.train.posttrain.sft import (
     passes_of,
 )
 from nas.train.pretrain import member_training
-from nas.train.pretrain.member_training import MemberToTrain, Work
+from nas.train.pretrain.member_training import MemberToTrain, run_plan
 from nas.train.recipe import PostTrainingRecipe, run_recipe
 from nas.train.release.options import FileOptions
 from nas.train.release.tokenizer import byte_tokenizer, chat_template
@@ -379,7 +379,7 @@ def test_shares_are_those_of_models_asked_directly_and_kept_by_content(
         calls[0] += 1
         left[0] -= 1
         if left[0] < 0:
-            raise Killed
+            raise KilledError
         return generate(*args, **more)
 
     monkeypatch.setattr(curriculum, "generate", counted)
@@ -390,7 +390,7 @@ def test_shares_are_those_of_models_asked_directly_and_kept_by_content(
             float(each) for each in solved_shares(own, ensemble, asked, ChatTokenizer.read(path), lambda line: None)
         ]
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         shares()
     left[0] = 100
     assert shares() == [0.5, 0.5, 0, 0, 0] and calls == [7], "3 chunks of 2 models, and the one that was interrupted"
@@ -454,8 +454,13 @@ def run(
     return run_recipe("tiny", "1M", what, folder, log, workers=1, files=files, checkpoint_s=checkpoint_s)
 
 
-class Killed(BaseException):
-    """Raised where a signal would end the process."""
+def run_and_kill(folder: Path, what: PostTrainingRecipe, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a recipe whose process is killed after so many passes."""
+    with monkeypatch.context() as patch:
+        worker = killed_after(passes)
+        patch.setattr(member_training, "run_workers", lambda work, workers, log: run_plan(work, worker))
+        with pytest.raises(KilledError):
+            run(folder, what, checkpoint_s=0)
 
 
 def test_a_recipe_that_is_killed_ends_with_the_same_weights(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,22 +473,8 @@ def test_a_recipe_that_is_killed_ends_with_the_same_weights(member: Path, monkey
 
     monkeypatch.setenv("NAS_HOME", str(member / "other"))
     write_family()
-    for at in (2, 5, 9):  # of 4 steps of pre-training and 11 of fine-tuning
-        done = 0
-
-        def killed(work: Work, workers: int, log: Any, at: int = at) -> dict[str, Any]:
-            def hook() -> None:
-                nonlocal done
-                done += 1
-                if done > at:
-                    raise Killed
-
-            return member_training.run_plan(work, alone(hook))
-
-        monkeypatch.setattr(member_training, "run_workers", killed)
-        with pytest.raises(Killed):
-            run(member, recipe(), checkpoint_s=0)
-    monkeypatch.setattr(member_training, "run_workers", run_here)
+    for passes in (2, 5, 9):  # of 4 steps of pre-training and 11 of fine-tuning
+        run_and_kill(member, recipe(), passes, monkeypatch)
     lines: list[str] = []
     again = run(member, recipe(), lines.append)
     assert again.checkpoint == whole.checkpoint and again.curve == whole.curve
@@ -505,21 +496,7 @@ def test_a_curriculum_resumes_and_orders_the_training(member: Path, monkeypatch:
     assert data.solved is not None and data.solved[:20].tolist() == pytest.approx([i / 20 for i in range(20)])
     monkeypatch.setenv("NAS_HOME", str(member / "other"))
     write_family()
-    done = 0
-
-    def hook() -> None:
-        nonlocal done
-        done += 1
-        if done > 8:
-            raise Killed
-
-    def killed(work: Work, workers: int, log: Any) -> dict[str, Any]:
-        return member_training.run_plan(work, alone(hook))
-
-    monkeypatch.setattr(member_training, "run_workers", killed)
-    with pytest.raises(Killed):
-        run(member, recipe(curriculum={}), checkpoint_s=0)
-    monkeypatch.setattr(member_training, "run_workers", run_here)
+    run_and_kill(member, recipe(curriculum={}), 8, monkeypatch)
     assert run(member, recipe(curriculum={})).checkpoint == whole.checkpoint
     assert run(member, recipe()).checkpoint != whole.checkpoint
     asked = run(member, recipe(curriculum={"models": ["pretrain"], "answer_tokens": 4}), said.append)
