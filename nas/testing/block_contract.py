@@ -201,7 +201,7 @@ class MixerContract(BlockContract):
         cache = block.spec.kv_bytes(block, self.d_model, LENGTH, element=4.0)
         assert 4 * numbers == cache + block.spec.state_bytes(block, self.d_model)
 
-    @pytest.mark.parametrize("cuts", [(1,) * LENGTH, (LENGTH - 1, 1), (1, LENGTH - 1), (5, 1, 9, 4)], ids=str)
+    @pytest.mark.parametrize("cuts", [(1,) * LENGTH, (5, 1, 9, 4)], ids=str)
     def test_chunks_equal_the_whole(self, module: Mixer, x: Tensor, cuts: tuple[int, ...]) -> None:
         state = module.init_state(BATCH, x.dtype, x.device)
         parts = []

@@ -32,7 +32,6 @@ STOCK_PLANTS = [
 ]
 RIGHT = (
     *(layout.format() for layout, _ in STOCK_PLANTS),
-    "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/2]",
     "d128 v512 ffn=swiglu:352 [C3*2 A8/4 C3*2 A8/2 C3]",
     "d96 v300 untied ffn=swiglu:256 [C5 A6/2 C5 A6/3]",
     "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3 A4/2]",

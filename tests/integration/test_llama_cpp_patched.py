@@ -1,6 +1,6 @@
 """The patched build: every kind of layer, alone and mixed, computes what PyTorch does; stock files as before.
 
-By default every layout and one fault of every kind at q4_0, and one layout at float32
+By default every kind alone, a layout of every kind, and one fault of every kind at q4_0, and one layout at float32
 (`test_long_text_outgrows_the_window`). All quantisations are by default in test_llama_cpp_gate.py; a quantised cache in
 test_llama_cpp_runner.py.
 """
@@ -99,6 +99,7 @@ MIXED = {
     "every kind": EVERY_KIND.format(),
 }
 EVERY = ALONE | MIXED
+BY_DEFAULT = [name for name in (*ALONE, "every kind") if f"{name} of several sizes" not in EVERY]
 STOCK = (
     "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/1]",
     "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3 A4/2]",
@@ -110,9 +111,7 @@ LONG = "d128 v512 ffn=swiglu:256 [C3 W4/2@32(sink=1) M16 A4/2]"
 
 
 @pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "q8_0", "f16", "f32"], "q4_0"))
-@pytest.mark.parametrize(
-    "name", mostly_exhaustive(EVERY, *(name for name in EVERY if f"{name} of several sizes" not in EVERY))
-)
+@pytest.mark.parametrize("name", mostly_exhaustive(EVERY, *BY_DEFAULT))
 def test_right_graphs_pass(patched_build: Build, tmp_path: Path, name: str, quantisation: str) -> None:
     layout = Layout.parse(EVERY[name])
     assert LLAMA_CPP.supports(layout).verdict == "patched"
@@ -256,7 +255,7 @@ def test_stock_build_refuses_a_patched_file(llama_build: Build, patched_build: B
 
 
 @pytest.mark.parametrize("kv_type", mostly_exhaustive(["f16", "q8_0"], "f16"))
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", mostly_exhaustive(EVERY, *BY_DEFAULT))
 def test_runner_measures(patched_build: Build, tmp_path: Path, name: str, kv_type: str) -> None:
     layout, path = Layout.parse(EVERY[name]), tmp_path / "m.gguf"
     artifact = LLAMA_CPP.export(layout, "q4_0", RandomWeights(), path)

@@ -13,11 +13,11 @@ from scipy import stats as scipy_stats
 from nas.core import stats
 
 
-@pytest.mark.parametrize("dof", [1, 2, 3, 4, 5, 9, 10, 29, 30, 100])
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99, 0.999])
-def test_t_critical_is_scipys(confidence: float, dof: int) -> None:
-    expected = scipy_stats.t.ppf((1 + confidence) / 2, dof)
-    assert stats.t_critical(confidence, dof) == pytest.approx(expected, rel=1e-9)
+def test_t_critical_is_scipys(confidence: float) -> None:
+    for dof in (1, 2, 3, 4, 5, 9, 10, 29, 30, 100):
+        expected = scipy_stats.t.ppf((1 + confidence) / 2, dof)
+        assert stats.t_critical(confidence, dof) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(

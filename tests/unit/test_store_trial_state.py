@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from nas.core.errors import InvalidInput
@@ -41,14 +39,15 @@ def test_every_prefix_of_a_life_is_in_its_last_events_state() -> None:
         assert not status.terminal
 
 
-@pytest.mark.parametrize(("state", "kind"), list(product(TrialState, TrialState)), ids=str)
-def test_only_listed_transitions_are_legal(state: TrialState, kind: TrialState) -> None:
-    event = Event(EventKind(kind.value), {"rung": 5}, trial=3)
-    if kind in TRANSITIONS[state]:
-        assert advance(TrialStatus(state), event).state is kind
-    else:
-        with pytest.raises(InvalidInput, match=r"trial 3: .*cannot become"):
-            advance(TrialStatus(state), event)
+@pytest.mark.parametrize("state", TrialState)
+def test_only_listed_transitions_are_legal(state: TrialState) -> None:
+    for kind in TrialState:
+        event = Event(EventKind(kind.value), {"rung": 5}, trial=3)
+        if kind in TRANSITIONS[state]:
+            assert advance(TrialStatus(state), event).state is kind
+        else:
+            with pytest.raises(InvalidInput, match=r"trial 3: .*cannot become"):
+                advance(TrialStatus(state), event)
 
 
 def test_every_state_has_an_event_and_a_row_in_the_table() -> None:
