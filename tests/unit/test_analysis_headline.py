@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,12 @@ from nas.search.study.events import Named, Remeasured, Rescored, SecondFigures
 @pytest.fixture
 def lab(tmp_path: Path) -> LiveLab:
     return LiveLab(tmp_path)
+
+
+def begun(lab: LiveLab) -> tuple[int, int]:
+    """A study, and the trial of its published reference."""
+    study = lab.study()
+    return study, lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
 
 
 def read(lab: LiveLab) -> Headline:
@@ -52,8 +58,7 @@ def test_a_study_without_a_front_says_what_became_of_its_trials(lab: LiveLab) ->
 
 
 def test_where_nothing_beats_the_reference_the_first_exchange_is_named(lab: LiveLab) -> None:
-    study = lab.study()
-    lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    study, _ = begun(lab)
     first = lab.complete(study, 0.8, 0.5, 1.0)
     result = read(lab)
     assert result.best is None
@@ -65,15 +70,13 @@ def test_where_nothing_beats_the_reference_the_first_exchange_is_named(lab: Live
 
 
 def test_small_real_changes_are_not_rounded_away(lab: LiveLab) -> None:
-    study = lab.study()
-    lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    study, _ = begun(lab)
     lab.complete(study, 1.5, 0.96, 1.0)
     assert "latency at least 2.3 % lower" in read(lab).text
 
 
 def test_the_best_is_named_with_its_gain_and_how_sure_it_is(lab: LiveLab) -> None:
-    study = lab.study()
-    lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    study, _ = begun(lab)
     best = lab.complete(study, 1.0, 0.55, 0.71)
     lab.complete(study, 0.5, 0.5, 0.7)  # worse in quality: it beats nothing
     result = read(lab)
@@ -107,8 +110,7 @@ def test_the_best_is_named_with_its_gain_and_how_sure_it_is(lab: LiveLab) -> Non
 def test_how_far_qualities_order_this_front_is_part_of_it(
     lab: LiveLab, qualities: Sequence[float], sentence: str
 ) -> None:
-    study = lab.study()
-    lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    study, _ = begun(lab)
     for step, quality in enumerate(qualities):
         lab.complete(study, quality, 0.5 + 0.05 * step, 0.7)
     said = read(lab).text
@@ -117,8 +119,7 @@ def test_how_far_qualities_order_this_front_is_part_of_it(
 
 
 def test_a_gain_within_the_noise_is_none(lab: LiveLab) -> None:
-    study = lab.study()
-    lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    study, _ = begun(lab)
     lab.complete(study, 1.005, 0.995, 0.999)
     result = read(lab)
     assert (result.front, result.better, result.best) == (1, 0, None)
@@ -130,8 +131,7 @@ def test_a_gain_within_the_noise_is_none(lab: LiveLab) -> None:
 
 
 def test_better_quality_is_given_in_its_unit(lab: LiveLab) -> None:
-    study = lab.study()
-    lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    study, _ = begun(lab)
     lab.complete(study, 1.2, 0.99, 1.0)
     assert "quality at least 0.17 higher" in read(lab).text
 
@@ -156,17 +156,18 @@ def rescored(lab: LiveLab, study: int, trial: int, per_seed: Sequence[float]) ->
     trials.add_event(lab.store, study, trial, EventKind.PROGRESS, note.to_json())
 
 
-def name(lab: LiveLab, study: int, *named: int) -> None:
-    events.append(lab.store, study, Named(named).to_json())
+def second(lab: LiveLab, study: int, reference: int, rounds: Mapping[int, Sequence[tuple[float, float]]]) -> None:
+    """Trials were named, in their order, and measured again beside the reference."""
+    events.append(lab.store, study, Named(tuple(rounds)).to_json())
+    again(lab, study, reference, STEADY)
+    for trial, taken in rounds.items():
+        again(lab, study, trial, taken)
 
 
 def test_what_is_said_is_of_the_second_measurement_alone(lab: LiveLab) -> None:
-    study = lab.study()
-    reference = lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    study, reference = begun(lab)
     lucky = lab.complete(study, 1.3, 0.3, 0.5)
-    name(lab, study, lucky)
-    again(lab, study, reference, STEADY)
-    again(lab, study, lucky, [(0.9, 0.8), (0.936, 0.8)])
+    second(lab, study, reference, {lucky: [(0.9, 0.8), (0.936, 0.8)]})
     rescored(lab, study, reference, [1.0, 1.02, 0.98, 1.0])
     rescored(lab, study, lucky, [1.01, 1.04, 0.98, 1.01])
     result = read(lab)
@@ -180,12 +181,9 @@ def test_what_is_said_is_of_the_second_measurement_alone(lab: LiveLab) -> None:
 
 
 def test_luck_that_does_not_come_back_is_no_win(lab: LiveLab) -> None:
-    study = lab.study()
-    reference = lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    study, reference = begun(lab)
     lucky = lab.complete(study, 1.0, 0.5, 1.0)
-    name(lab, study, lucky)
-    again(lab, study, reference, STEADY)
-    again(lab, study, lucky, [(0.97, 1.0), (1.07, 1.0)])
+    second(lab, study, reference, {lucky: [(0.97, 1.0), (1.07, 1.0)]})
     result = read(lab)
     assert (result.best, result.better, result.named) == (None, 0, lucky)
     assert result.text.startswith(
@@ -202,59 +200,48 @@ def test_luck_that_does_not_come_back_is_no_win(lab: LiveLab) -> None:
     ],
 )
 def test_what_is_worse_is_said(lab: LiveLab, rounds: list[tuple[float, float]], verdict: str) -> None:
-    study = lab.study()
-    reference = lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    study, reference = begun(lab)
     trial = lab.complete(study, 1.0, 0.5, 1.0)
-    name(lab, study, trial)
-    again(lab, study, reference, STEADY)
-    again(lab, study, trial, rounds)
+    second(lab, study, reference, {trial: rounds})
     assert read(lab).text.startswith(
         f"No layout is shown to be better than the published reference. Trial {trial}, nearest before, {verdict}: "
     )
 
 
 def test_others_that_are_better_are_named_and_one_that_broke_a_budget_is_not(lab: LiveLab) -> None:
-    study = lab.study()
-    reference = lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
-    broken, first, second, third = (lab.complete(study, 1.0, 0.5 + step / 100, 1 - step / 100) for step in range(4))
-    name(lab, study, broken, first, second, third)
-    again(lab, study, reference, STEADY)
-    for trial, latency in ((broken, 0.5), (first, 0.7), (second, 0.8), (third, 1.0)):
-        again(lab, study, trial, [(latency, 1.0), (latency * 1.041, 1.0)])
+    study, reference = begun(lab)
+    broken, first, other, third = (lab.complete(study, 1.0, 0.5 + step / 100, 1 - step / 100) for step in range(4))
+    latencies = {broken: 0.5, first: 0.7, other: 0.8, third: 1.0}
+    second(lab, study, reference, {trial: [(each, 1.0), (each * 1.041, 1.0)] for trial, each in latencies.items()})
     trials.add_event(lab.store, study, broken, EventKind.INFEASIBLE, {"reason": "on fresh seeds"})
     result = read(lab)
     assert (result.best, result.better) == (first, 2)
-    assert f"Better, too: trial {second}." in result.text
+    assert f"Better, too: trial {other}." in result.text
 
 
 def test_a_loser_is_not_named_as_the_winner_where_others_are_better(lab: LiveLab) -> None:
-    study = lab.study()
-    reference = lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
-    loser, first, second = (lab.complete(study, 1.0, 0.5 + step / 100, 1 - step / 100) for step in range(3))
-    name(lab, study, loser, first, second)
-    again(lab, study, reference, STEADY)
-    for trial, latency in ((loser, 1.2), (first, 0.7), (second, 0.8)):
-        again(lab, study, trial, [(latency, 1.0), (latency * 1.041, 1.0)])
+    study, reference = begun(lab)
+    loser, first, other = (lab.complete(study, 1.0, 0.5 + step / 100, 1 - step / 100) for step in range(3))
+    latencies = {loser: 1.2, first: 0.7, other: 0.8}
+    second(lab, study, reference, {trial: [(each, 1.0), (each * 1.041, 1.0)] for trial, each in latencies.items()})
     result = read(lab)
     assert (result.best, result.better, result.named) == (None, 2, loser)
     assert result.text.startswith(
-        f"Trials {first} and {second} are better than the published reference. Trial {loser}, first before, is worse: "
+        f"Trials {first} and {other} are better than the published reference. Trial {loser}, first before, is worse: "
     )
 
 
 def test_before_all_rounds_are_done_nothing_is_said_of_them(lab: LiveLab) -> None:
-    study = lab.study()
-    reference = lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    study, reference = begun(lab)
     trial = lab.complete(study, 1.0, 0.5, 1.0)
-    name(lab, study, trial)
+    events.append(lab.store, study, Named((trial,)).to_json())
     again(lab, study, reference, STEADY[:1])
     again(lab, study, trial, [(0.5, 1.0)])
     assert not read(lab).second
 
 
 def test_bounds_of_one_measurement_widen_with_the_layouts_that_were_proposed(lab: LiveLab) -> None:
-    study = lab.study()
-    lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    study, _ = begun(lab)
     lab.complete(study, 1.0, 0.976, 1.0)
     assert read(lab).better == 1
     for _ in range(40):

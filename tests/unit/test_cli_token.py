@@ -13,11 +13,7 @@ from nas.infra.store.rows import Role
 from nas.infra.store.store import Store
 from nas.serve.api.serve import ADDRESS_FILE, Address
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NAS_DB", raising=False)
-    monkeypatch.setenv("NAS_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_a_token_is_shown_once_listed_without_its_secret_and_revoked() -> None:
@@ -36,14 +32,14 @@ def test_a_token_is_shown_once_listed_without_its_secret_and_revoked() -> None:
     store.close()
 
 
-def test_the_users_command_names_the_coordinator_that_ran_here(tmp_path: Path) -> None:
+def test_the_users_command_names_the_coordinator_that_ran_here(home: Path) -> None:
     assert "nas server add https://HOST:7711 --token -" in nas("token", "create", "ann").err
     ran = Address(url="https://farm.example:7811", ca_sha256="0" * 64)
     for known, url in (
         (ran, ran.url),
         (ran.model_copy(update={"web_url": "https://farm.example"}), "https://farm.example"),
     ):
-        (tmp_path / ADDRESS_FILE).write_text(known.model_dump_json())
+        (home / ADDRESS_FILE).write_text(known.model_dump_json())
         assert f"nas server add {url} --token -" in nas("token", "create", f"user-{len(url)}").err
 
 
