@@ -67,6 +67,16 @@ def text(lab: Path) -> list[Tokens]:
     return sources(lab)
 
 
+@pytest.fixture
+def teacher(lab: Path) -> TrainedTeacher:
+    return TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+
+
+@pytest.fixture
+def library(teacher: TrainedTeacher, text: list[Tokens], tmp_path: Path) -> Library:
+    return Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
+
+
 def test_attention_has_nine_alternatives_and_a_feed_forward_four() -> None:
     found = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
     names = [block.format() if block else "-" for block in found[Slot(0, "mixer")]]
@@ -117,11 +127,7 @@ def test_attention_may_read_keys_and_values_of_an_equal_block_below() -> None:
     assert readers == {0: [], 1: [], 2: ["A4/4(kv=0)"], 3: [], 4: [], 5: [], 6: ["A4/4(kv=4)"]}
 
 
-def test_a_reader_is_trained_and_scored_with_keys_and_values_of_the_block_below(
-    lab: Path, tmp_path: Path, text: list[Tokens]
-) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
-    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
+def test_a_reader_is_trained_and_scored_with_keys_and_values_of_the_block_below(library: Library) -> None:
     slot, reader = Slot(1, "mixer"), Block.parse("A4/4:16(kv=0)", "mixer").canonical(64)
     library.train({slot: (reader,)})
     assert not {name for name in library.weights(slot, reader) if name[0] in "kv"}
@@ -149,10 +155,7 @@ def test_the_block_that_a_reader_needs_stays() -> None:
     assert len(every) == 9 * 9 and not [pair for pair in every if lender_of(pair[1][1])]
 
 
-def test_readers_are_selected_with_the_block_that_they_read(
-    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def test_readers_are_selected_with_the_block_that_they_read(lab: Path, tmp_path: Path, home: Path) -> None:
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=QUICK)
     problem = one.choices.problem()
     (reader,) = (option for option in problem.options[Slot(1, "mixer")] if "kv=" in option.name)
@@ -300,9 +303,7 @@ def test_linear_mixers_start_with_queries_keys_and_values() -> None:
     assert parallel(drawn.out.weight, attention.o.weight) < 0.5, "heads do not correspond"
 
 
-def test_settings_name_further_mixers(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-
+def test_settings_name_further_mixers(lab: Path, tmp_path: Path, home: Path) -> None:
     def given(*mixers: str) -> AdaptSettings:
         return QUICK.model_copy(update={"mixers": mixers})
 
@@ -316,9 +317,7 @@ def test_settings_name_further_mixers(lab: Path, tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "other").exists()
 
 
-def test_settings_name_the_kinds_of_alternatives(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-
+def test_settings_name_the_kinds_of_alternatives(lab: Path, tmp_path: Path, home: Path) -> None:
     def of_kinds(*kinds: str) -> Adaptation:
         settings = QUICK.model_copy(update={"alternatives": kinds})
         return adaptation(lab, tmp_path / "out", tmp_path / "library", settings=settings)
@@ -355,8 +354,9 @@ def test_shared_layers_are_refused() -> None:
         slots_of(Layout.parse("d64 v320 ffn=swiglu:96 [A4/2 ^0]"))
 
 
-def test_alternatives_learn_alone_whatever_else_is_trained(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+def test_alternatives_learn_alone_whatever_else_is_trained(
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]
+) -> None:
     slot, narrow, window = Slot(0, "mixer"), Block.parse("A4/2:16", "mixer"), Block.parse("W4/4@8:16", "mixer")
     settings = SETTINGS.library
     together = Library(tmp_path / "a", teacher, text, settings, alone())
@@ -374,10 +374,9 @@ def test_alternatives_learn_alone_whatever_else_is_trained(lab: Path, tmp_path: 
 
 
 def test_bfloat16_trains_every_alternative_nearly_as_float32_does(
-    lab: Path, tmp_path: Path, text: list[Tokens]
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]
 ) -> None:
     """Mixers that compute parts of their own in float32 get bfloat16 inputs there. Start and errors are float32."""
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     slot = Slot(0, "mixer")
     further = tuple(Block.parse(name, "mixer").canonical(64) for name in ("D4", "G4"))
     blocks = {
@@ -400,9 +399,8 @@ def test_bfloat16_trains_every_alternative_nearly_as_float32_does(
 
 
 def test_scores_in_bfloat16_are_those_in_float32_without_what_rounding_adds(
-    lab: Path, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     slot = Slot(0, "ffn")
     settings = QUICK.library.model_copy(update={"score_error": 0.0})
     scores = {}
@@ -420,9 +418,7 @@ def test_scores_in_bfloat16_are_those_in_float32_without_what_rounding_adds(
     assert library.scores({slot: (same,)})[slot, same].text == 0
 
 
-def test_healing_in_bfloat16_lowers_the_divergence(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
-    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
+def test_healing_in_bfloat16_lowers_the_divergence(library: Library, tmp_path: Path, text: list[Tokens]) -> None:
     choice = {Slot(0, "ffn"): None}
     before = library.divergence(library.mix(choice))
     found = []
@@ -436,10 +432,9 @@ def test_healing_in_bfloat16_lowers_the_divergence(lab: Path, tmp_path: Path, te
 
 
 def test_streams_that_are_kept_save_passes_and_change_nothing(
-    lab: Path, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after a kill, which loses them."""
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     layout, settings = teacher.layout, SETTINGS.library
     alternatives = {Slot(depth, "ffn"): (Block.parse("swiglu:32", "ffn"),) for depth in range(layout.depth)}
     passed: list[int] = []
@@ -477,10 +472,8 @@ def test_streams_that_are_kept_save_passes_and_change_nothing(
 
 
 def test_the_term_of_a_pair_is_what_both_replacements_lose_beyond_their_scores(
-    lab: Path, tmp_path: Path, text: list[Tokens]
+    library: Library, tmp_path: Path
 ) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
-    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
     one, other = (Slot(0, "mixer"), None), (Slot(1, "mixer"), None)
     alternatives: dict[Slot, tuple[Block | None, ...]] = {Slot(0, "mixer"): (None,), Slot(1, "mixer"): (None,)}
     assert neighbouring_pairs(alternatives, 9, 0) == [(one, other)]
@@ -514,10 +507,7 @@ def test_neighbouring_pairs_are_drawn_by_seed() -> None:
     assert neighbouring_pairs(alternatives, 0, 0) == []
 
 
-def test_recall_and_pairs_are_part_of_what_is_selected_by(
-    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def test_recall_and_pairs_are_part_of_what_is_selected_by(lab: Path, tmp_path: Path, home: Path) -> None:
     settings = RECALLING.model_copy(update={"recall": 0.5, "pairs": 12})
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=settings)
     report = one.run()
@@ -535,18 +525,26 @@ def test_recall_and_pairs_are_part_of_what_is_selected_by(
     assert report["windows"] == {"scores": one.request.library.window, "healing": one.request.healing.length}
 
 
-def test_healing_that_harms_is_undone(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
-    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
-    healing = SETTINGS.healing.model_copy(update={"lr": 30.0})
+@pytest.mark.parametrize(
+    ("lr", "slower", "why"), [("30", "3", "divergence"), ("1e+30", "1e+29", "the loss is not finite")]
+)
+def test_healing_that_harms_or_diverges_is_undone(
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens], lr: str, slower: str, why: str
+) -> None:
+    lines: list[str] = []
+    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, Worker(torch.device("cpu"), lines.append))
+    healing = SETTINGS.healing.model_copy(update={"lr": float(lr)})
     choice = {Slot(0, "ffn"): None}
     model = heal(lambda: library.mix(choice), library, batches_of(text, healing), healing, tmp_path / "training")
     for name, tensor in library.mix(choice).state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
+    undone = [line.partition(" is undone")[0] for line in lines if f" is undone: {why}" in line]
+    assert undone == [f"healing with lr {lr}", f"healing with lr {slower}"]
 
 
-def test_a_child_with_the_blocks_of_the_model_is_not_healed(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+def test_a_child_with_the_blocks_of_the_model_is_not_healed(
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]
+) -> None:
     lines: list[str] = []
     library = Library(tmp_path / "library", teacher, text, SETTINGS.library, Worker(torch.device("cpu"), lines.append))
     healing = SETTINGS.healing
@@ -556,8 +554,9 @@ def test_a_child_with_the_blocks_of_the_model_is_not_healed(lab: Path, tmp_path:
     assert not (tmp_path / "training").exists()
 
 
-def test_healing_at_too_high_a_rate_is_done_again_at_a_tenth(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+def test_healing_at_too_high_a_rate_is_done_again_at_a_tenth(
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]
+) -> None:
     lines: list[str] = []
     library = Library(tmp_path / "library", teacher, text, SETTINGS.library, Worker(torch.device("cpu"), lines.append))
     choice = {Slot(0, "ffn"): None}
@@ -572,10 +571,7 @@ def test_healing_at_too_high_a_rate_is_done_again_at_a_tenth(lab: Path, tmp_path
     assert library.divergence(again) == after, "from the same start"
 
 
-def test_a_child_keeps_the_budget_and_kills_do_not_change_it(
-    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def test_a_child_keeps_the_budget_and_kills_do_not_change_it(lab: Path, tmp_path: Path, home: Path) -> None:
     calls = 0
 
     def counted() -> None:
@@ -625,7 +621,7 @@ def test_a_child_keeps_the_budget_and_kills_do_not_change_it(
 
 
 def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_feed_forward(
-    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Path, tmp_path: Path, home: Path
 ) -> None:
     def with_mixer(layout: Layout) -> Mapping[str, float]:
         if not all(layer.mixers for layer in layout.layers):
@@ -637,7 +633,6 @@ def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_fe
             raise Unsupported("a layer has no feed-forward")
         return with_mixer(layout)
 
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     for measure in (with_mixer, with_both):
         out = tmp_path / measure.__name__
         one = adaptation(lab, out, tmp_path / "library", budget="decode_p50<=2ms", measure=measure, settings=FEW)
@@ -657,15 +652,12 @@ def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_fe
         one.run()  # nothing may be left out
 
 
-def test_what_the_runtime_does_not_carry_is_not_trained(
-    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_runtime_does_not_carry_is_not_trained(lab: Path, tmp_path: Path, home: Path) -> None:
     def measure(layout: Layout) -> Mapping[str, float]:
         if any(mixer.kind in ("mlstm", "mla", "mamba2") for layer in layout.layers for mixer in layer.mixers):
             raise Unsupported("no kernel")
         return work_of(layout)
 
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", measure=measure, settings=QUICK)
     one.run()
     trained = {slot: [block for block in blocks if block] for slot, blocks in one.alternatives.items()}
@@ -692,23 +684,32 @@ def test_what_cannot_be_is_refused_before_anything_is_imported(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_budget_that_no_choice_keeps_is_refused(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def test_a_budget_that_no_choice_keeps_is_refused(lab: Path, tmp_path: Path, home: Path) -> None:
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", budget="file_size<=0.001MB", settings=FEW)
     with pytest.raises(InvalidInput, match="no choice of blocks keeps file_size"):
         one.run()
 
 
+def command(
+    lab: Path, folder: Path, *more: str, budget: str = "file_size<=0.1MB", settings: AdaptSettings = SETTINGS,
+    **other: Path,
+) -> tuple[str, ...]:  # fmt: skip
+    """The command of an adaptation in a folder, with some paths replaced."""
+    paths = {"model": lab / "teacher.safetensors", "tokenizer": lab / "tokenizer.json", "corpus": lab / "text",
+             "output": folder / "out"} | other  # fmt: skip
+    (folder / "settings.json").write_text(settings.model_dump_json())
+    return (
+        "adapt", str(paths["model"]), "-b", budget, "-c", str(paths["corpus"]), "-o", str(paths["output"]),
+        "--tokenizer", str(paths["tokenizer"]), "--config", str(folder / "settings.json"),
+        "--library", str(folder / "library"), *more,
+    )  # fmt: skip
+
+
 def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(DeviceBench, "measure", arithmetic)
-    (tmp_path / "settings.json").write_text(FEW.model_dump_json())
     limit = work_of(LAYOUT)["decode_p50"] * 0.8
-    given = (
-        "adapt", str(lab / "teacher.safetensors"), "-b", f"decode_p50<={limit:.6f}ms", "-c", str(lab / "text"),
-        "--tokenizer", str(lab / "tokenizer.json"), "--config", str(tmp_path / "settings.json"),
-        "--library", str(tmp_path / "library"), "--gguf", "f16", "-o", str(tmp_path / "out"),
-    )  # fmt: skip
+    given = command(lab, tmp_path, "--gguf", "f16", budget=f"decode_p50<={limit:.6f}ms", settings=FEW)
     shares, shared = count(), HostLock.shared
     monkeypatch.setattr(HostLock, "shared", lambda lock: (shared(lock), next(shares))[0])
     done = nas(*given)
@@ -748,17 +749,10 @@ def test_budgets_that_cannot_be_read(text: str, error: str) -> None:
 
 def refused(lab: Path, tmp_path: Path, **other: Path) -> str:
     """Runs the command with some paths replaced; returns its error, a single line, after which nothing is claimed."""
-    given = {"model": lab / "teacher.safetensors", "tokenizer": lab / "tokenizer.json", "corpus": lab / "text",
-             "output": tmp_path / "out"} | other  # fmt: skip
-    (tmp_path / "settings.json").write_text(SETTINGS.model_dump_json())
-    done = nas(
-        "adapt", str(given["model"]), "-b", "file_size<=0.1MB", "-c", str(given["corpus"]), "-o", str(given["output"]),
-        "--tokenizer", str(given["tokenizer"]), "--config", str(tmp_path / "settings.json"),
-        "--library", str(tmp_path / "library"),
-    )  # fmt: skip
+    done = nas(*command(lab, tmp_path, **other))
     assert done.code in (3, 4)
     assert len(done.err.strip().splitlines()) == 1
-    assert not (given["output"] / "request.json").exists()
+    assert not (other.get("output", tmp_path / "out") / "request.json").exists()
     assert not list((tmp_path / "library").glob("blocks/*"))
     return done.err
 
@@ -793,9 +787,8 @@ def test_a_tokenizer_that_the_model_was_not_trained_with_is_refused(size: int, l
     assert "wrong.json, the model predicts held-out text no better than the frequencies of tokens" in error
 
 
-def test_a_child_keeps_the_tokenizer_of_its_model(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_keeps_the_tokenizer_of_its_model(lab: Path, tmp_path: Path, home: Path) -> None:
     """Its embedding has more rows than the tokenizer tokens, as padded ones have."""
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     texts = [path.read_text() for path in sorted((lab / "text").iterdir())]
     path = write_model_tokenizer(tmp_path / "model", FORMS["qwen3"], texts, 300)
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", tokenizer=path, settings=FEW)
@@ -848,8 +841,7 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
             start(other)
 
 
-def test_parts_are_timed_on_the_model(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+def test_parts_are_timed_on_the_model(teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]) -> None:
     alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
     said: list[str] = []
     timed = time_library(
@@ -941,12 +933,7 @@ def test_ctrl_c_says_how_to_continue(lab: Path, tmp_path: Path, monkeypatch: pyt
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Adaptation, "check_text", interrupted)
-    (tmp_path / "settings.json").write_text(SETTINGS.model_dump_json())
-    done = nas(
-        "adapt", str(lab / "teacher.safetensors"), "-b", "file_size<=0.1MB", "-c", str(lab / "text"),
-        "-o", str(tmp_path / "out"), "--tokenizer", str(lab / "tokenizer.json"),
-        "--config", str(tmp_path / "settings.json"), "--library", str(tmp_path / "library"),
-    )  # fmt: skip
+    done = nas(*command(lab, tmp_path))
     assert done.code == 130 and "interrupted; the same command continues" in done.err
 
 
@@ -968,7 +955,7 @@ def test_a_model_that_no_layout_says_is_refused(lab: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("nothing_is_measured")
-def test_too_little_text_is_refused(lab: Path, tmp_path: Path) -> None:
+def test_too_little_text_is_refused(lab: Path, teacher: TrainedTeacher, tmp_path: Path) -> None:
     (tmp_path / "small.txt").write_text("One line.\n" * 100)
     assert "200 bytes would be held out" in refused(lab, tmp_path, corpus=tmp_path / "small.txt")
     (tmp_path / "repeated.txt").write_text(" ".join(["small"] * 1000))
@@ -977,7 +964,6 @@ def test_too_little_text_is_refused(lab: Path, tmp_path: Path) -> None:
     source = tokenise(
         read_sources([tmp_path / "repeated.txt"], 0.2)[0], Vocabulary(lab / "tokenizer.json", 320), None, 0, 1 << 16
     )
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     with pytest.raises(InvalidInput, match=r"half of what is held out is .* tokens, but scores take"):
         Library(tmp_path / "library", teacher, [source], wide, alone())
 
@@ -995,9 +981,7 @@ def test_a_disk_without_room_is_refused(lab: Path, tmp_path: Path, monkeypatch: 
     assert "but the disk has 0.0 MB free; free some with `nas gc`" in refused(lab, tmp_path)
 
 
-def test_the_space_of_a_library_covers_its_files(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
-    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
+def test_the_space_of_a_library_covers_its_files(library: Library, tmp_path: Path) -> None:
     alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)[:2]}
     expected = library.missing_bytes(alternatives)
     library.train(alternatives)
@@ -1006,14 +990,11 @@ def test_the_space_of_a_library_covers_its_files(lab: Path, tmp_path: Path, text
     assert library.missing_bytes(alternatives) == 0
 
 
-def test_gc_removes_blocks_that_no_adaptation_uses(lab: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch,
-                                                   tmp_path: Path) -> None:  # fmt: skip
-    monkeypatch.delenv("NAS_DB", raising=False)
-    monkeypatch.setenv("NAS_HOME", str(tmp_path))
-    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+def test_gc_removes_blocks_that_no_adaptation_uses(
+    library: Library, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path))  # where a library is by default
     Store.open().close()  # gc asks the default database what is needed
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
-    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
     old, new = Block.parse("swiglu:64", "ffn"), Block.parse("swiglu:32", "ffn")
     library.train({Slot(0, "ffn"): (old, new)})
     library.scores({Slot(0, "ffn"): (old, new)})
@@ -1032,8 +1013,9 @@ def test_gc_removes_blocks_that_no_adaptation_uses(lab: Path, text: list[Tokens]
     assert (tmp_path / "library" / "blocks" / f"{second}.safetensors").stat().st_size == files[second]
 
 
-def test_blocks_and_their_errors_depend_on_no_text_of_scores(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+def test_blocks_and_their_errors_depend_on_no_text_of_scores(
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]
+) -> None:
     slot, block = Slot(0, "ffn"), Block.parse("swiglu:64", "ffn")
     results = set()
     for number, changes in enumerate(({"score_tokens": 64}, {"score_tokens": 1024}, {"score_length": 64})):
@@ -1044,7 +1026,9 @@ def test_blocks_and_their_errors_depend_on_no_text_of_scores(lab: Path, tmp_path
     assert len(results) == 1
 
 
-def test_scores_see_as_far_as_a_request_of_the_device(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
+def test_scores_see_as_far_as_a_request_of_the_device(
+    lab: Path, teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]
+) -> None:
     request = AdaptRequest(
         model=lab, budget=("file_size<=1MB",), corpus=(lab,), output=tmp_path, prompt=48, gen=16, **dict(QUICK)
     )
@@ -1053,7 +1037,6 @@ def test_scores_see_as_far_as_a_request_of_the_device(lab: Path, tmp_path: Path,
     assert unnamed.model_copy(update={"prompt": 9000}).completed("float32").library.score_length == 2048
     assert request.completed("float32").library == request.library.model_copy(update={"precision": "float32"})
 
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     slot, block = Slot(0, "mixer"), Block.parse("W4/4@16", "mixer")
     losses = []
     for length in (16, 64):
@@ -1068,9 +1051,8 @@ def test_scores_see_as_far_as_a_request_of_the_device(lab: Path, tmp_path: Path,
 
 
 def test_an_alternative_that_diverges_is_left_out_alone(
-    lab: Path, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     slot, sound = Slot(0, "ffn"), tuple(Block.parse(name, "ffn") for name in ("swiglu:64", "swiglu:32"))
     wild = Block.parse("swiglu:96", "ffn")
     calm = Library(tmp_path / "calm", teacher, text, SETTINGS.library, alone())
@@ -1098,8 +1080,9 @@ def test_an_alternative_that_diverges_is_left_out_alone(
 @pytest.mark.parametrize(
     "damage", [lambda content: b"", lambda content: content[:-1], lambda content: bytes(len(content))]
 )
-def test_a_damaged_block_is_trained_again(lab: Path, tmp_path: Path, text: list[Tokens], damage: Any) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+def test_a_damaged_block_is_trained_again(
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens], damage: Any
+) -> None:
     lines: list[str] = []
     library = Library(tmp_path, teacher, text, QUICK.library, Worker(torch.device("cpu"), lines.append))
     slot, block = Slot(0, "ffn"), Block.parse("swiglu:64", "ffn")
@@ -1112,8 +1095,9 @@ def test_a_damaged_block_is_trained_again(lab: Path, tmp_path: Path, text: list[
     assert [line for line in lines if "is damaged and removed" in line]
 
 
-def test_a_healing_does_not_resume_one_of_other_start_weights(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+def test_a_healing_does_not_resume_one_of_other_start_weights(
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]
+) -> None:
     slot, block = Slot(0, "ffn"), Block.parse("swiglu:64", "ffn")
     packed = batches_of(text, QUICK.healing)
     found = {}
@@ -1127,20 +1111,9 @@ def test_a_healing_does_not_resume_one_of_other_start_weights(lab: Path, tmp_pat
     assert not torch.equal(found["new"], found["old"])
 
 
-def test_a_healing_that_diverges_is_undone(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
-    lines: list[str] = []
-    library = Library(tmp_path, teacher, text, QUICK.library, Worker(torch.device("cpu"), lines.append))
-    healing = QUICK.healing.model_copy(update={"lr": 1e30})
-    choice = {Slot(0, "ffn"): None}
-    model = heal(lambda: library.mix(choice), library, batches_of(text, healing), healing, tmp_path / "training")
-    assert library.divergence(model) == library.divergence(library.mix(choice))
-    undone = [line for line in lines if "is undone: the loss is not finite" in line]
-    assert [line.partition(" is undone")[0] for line in undone] == ["healing with lr 1e+30", "healing with lr 1e+29"]
-
-
-def test_a_score_takes_windows_until_its_error_is_small(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
-    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+def test_a_score_takes_windows_until_its_error_is_small(
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]
+) -> None:
     settings = SETTINGS.library.model_copy(update={"score_tokens": 32 * 32})
     everything: dict[Slot, tuple[Block | None, ...]] = {slot: (None,) for slot in slots_of(LAYOUT)}
 
@@ -1199,12 +1172,7 @@ def test_a_relative_budget_is_a_multiple_of_the_models_own_figure(lab: Path, tmp
 def test_a_plan_is_told_and_nothing_is_recorded(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(DeviceBench, "measure", arithmetic)
-    (tmp_path / "settings.json").write_text(QUICK.model_dump_json())
-    given = (
-        "adapt", str(lab / "teacher.safetensors"), "-b", "decode_p50<=0.8x", "-c", str(lab / "text"),
-        "--tokenizer", str(lab / "tokenizer.json"), "--config", str(tmp_path / "settings.json"),
-        "--library", str(tmp_path / "library"), "-o", str(tmp_path / "out"), "--dry-run",
-    )  # fmt: skip
+    given = command(lab, tmp_path, "--dry-run", budget="decode_p50<=0.8x", settings=QUICK)
     done = nas(*given, "--json")
     assert done.code == 0, done.err
     plan = json.loads(done.out)
