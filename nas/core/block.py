@@ -10,8 +10,8 @@ The text form of the arguments follows the kind's `syntax`: '{heads}/{kv_heads}[
 from __future__ import annotations
 
 import builtins
-import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +26,9 @@ Args = Mapping[str, Scalar | None]
 Role = Literal["mixer", "ffn"]
 Caches = Literal["heads", "ratio"]
 """Property of attention that stays as the width grows: key-value heads (so the cache of a token) or ratio of heads."""
+
+QUANTISED = 32
+"""Block of 4-bit quantisers, in numbers: widths of models that are exported are multiples of it."""
 
 _NUMBER = r"-?\d{1,18}(?:\.\d{1,21})?(?:e-?\d{1,3})?"
 _FIELD = re.compile(r"\{(\w+)\}")
@@ -62,7 +65,7 @@ class Arg:
         Raises:
             InvalidInput: of another type or out of range.
         """
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise InvalidInput(f"{kind}: {self.name} must be a number, not {value!r}")
         if self.type is bool:
             if value not in (0, 1):

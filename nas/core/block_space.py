@@ -20,6 +20,8 @@ Choice = Scalar | str
 
 EXPANSION = "expansion"
 """A knob in place of a feed-forward's width: width / d_model."""
+MAX_EXPANSION = 1 << 15
+"""The widest feed-forward of the narrowest model."""
 
 MAX_CHOICES = 4096
 """Of a knob, and different blocks, or sets of parallel ones, of a layer."""
@@ -188,8 +190,10 @@ def _knob_problems(kind: str, role: Role, knobs: Mapping[str, ArgKnob], names: s
             yield problem((kind, name), UnknownName(f"knob of {kind}", name, valid))
         elif name != EXPANSION:
             yield from _choice_problems(spec, name, knob)
-        elif any(isinstance(choice, (str, bool)) or choice <= 0 for choice in knob.choices):
-            yield problem((kind, name), InvalidInput(f"{kind}: expansion must be a number above 0"))
+        elif any(isinstance(choice, (str, bool)) or not 0 < choice <= MAX_EXPANSION for choice in knob.choices):
+            yield problem(
+                (kind, name), InvalidInput(f"{kind}: expansion must be a number above 0 up to {MAX_EXPANSION}")
+            )
     # A mistyped name is reported once: the name that was meant is not reported as missing, too.
     meant = {close for name in names - set(valid) for close in get_close_matches(name, valid, n=1)}
     supplied = names | meant | ({"width"} if EXPANSION in names else set())

@@ -205,7 +205,11 @@ class Layout:
         if match is None:
             raise InvalidInput(f"cannot read layout {text!r}: expected 'dWIDTH vVOCAB [untied] ffn=KIND:... [LAYERS]'")
         default = _parse_ffn(match["ffn"])
-        layers = [layer for item in match["body"].split() for layer in _parse_item(item, default)]
+        layers: list[Layer] = []
+        for item in match["body"].split():
+            layers += _parse_item(item, default)
+            if len(layers) > MAX_DEPTH:
+                raise InvalidInput(f"a layout has 1 to {MAX_DEPTH} layers, not {len(layers)} or more")
         norms: Any = match["norms"] or "before"  # checked by `of`
         return Layout.of(
             int(match["width"]),
@@ -485,9 +489,10 @@ def _format_layer(layer: Layer, default: Block | None) -> str:
 
 def _parse_item(item: str, default: Block | None) -> list[Layer]:
     match = _ITEM.fullmatch(item)
-    if match is None or match["count"] == "0":
+    count = 0 if match is None else int(match["count"] or 1)
+    if match is None or not count:
         raise InvalidInput(f"cannot read layer {item!r}: expected MIXER[+FFN][*COUNT] or ^LAYER")
-    return [_parse_layer(match["body"], default)] * int(match["count"] or 1)
+    return [_parse_layer(match["body"], default)] * count
 
 
 def _parse_layer(body: str, default: Block | None) -> Layer:

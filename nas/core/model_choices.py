@@ -240,6 +240,7 @@ def span(frames: Frames, frame: Frame, depth: int) -> Span | None:
     space = frames.space
     limits = space.limits if frame.ffn is None else _counts(space, frame, frame.ffn, depth)
     if limits is None:
+        frames.work += 1
         return None
     mixers = frames.role_span(frame, space.mixer_choices, space.limits, depth)
     ffn = frames.role_span(frame, limits if frame.ffn else (block.kind for block in space.ffn), limits, depth)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
 from nas.core.block_space import problem, refuse
 from nas.core.errors import InvalidInput
@@ -28,6 +28,9 @@ def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must differ, not {list(seeds)}")
     return seeds
+
+
+Seeds = Annotated[tuple[Seed, ...], AfterValidator(_different)]
 
 
 class CorpusFiles(Strict):
@@ -75,7 +78,7 @@ class TaskStage(Strict):
     task: str | None = Field(None, description="the quality task; the entry's name where left out")
     steps: int = Field(ge=1, description="optimiser steps")
     settings: dict[str, Setting] = Field(default_factory=dict, description="difficulty; the task's own where left out")
-    seeds: tuple[Seed, ...] | None = Field(None, min_length=1, description="instead of the rung's seeds")
+    seeds: Annotated[Seeds, Field(min_length=1)] | None = Field(None, description="instead of the rung's seeds")
     batch: int | None = Field(None, ge=1, description="examples per step, instead of `task_batch`")
 
 
@@ -83,12 +86,7 @@ class Anchors(Strict):
     """Layouts of the space, spread over it, that are trained beside the references to estimate signal and noise."""
 
     layouts: int = Field(3, ge=1, description="layouts beside the references")
-    seeds: tuple[Seed, ...] = Field((0, 1, 2), min_length=2, description="of references and anchors alike")
-
-    @field_validator("seeds")
-    @classmethod
-    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        return _different(seeds)
+    seeds: Seeds = Field((0, 1, 2), min_length=2, description="of references and anchors alike")
 
     @model_validator(mode="after")
     def _tells_enough(self) -> Anchors:
@@ -104,17 +102,12 @@ class Anchors(Strict):
 class Rescore(Strict):
     """Seeds with which the candidates on and near the front are trained once more when the search has ended."""
 
-    seeds: tuple[Seed, ...] = Field((100, 101, 102, 103), min_length=1, description="none that a rung trains")
+    seeds: Seeds = Field((100, 101, 102, 103), min_length=1, description="none that a rung trains")
     p_front: float = Field(0.1, gt=0, le=1, description="least chance to be on the front of those that are re-scored")
     tasks: dict[str, TaskStage] = Field(
         default_factory=dict,
         description="quality task -> its training, of what is re-scored alone; its `seeds` are some of these",
     )
-
-    @field_validator("seeds")
-    @classmethod
-    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        return _different(seeds)
 
     @model_validator(mode="after")
     def _tasks_are_known(self) -> Rescore:
@@ -159,7 +152,7 @@ class Rung(Strict):
     lm_steps: int = Field(0, ge=0, description="0: no language model in this rung")
     teacher: Teacher | None = Field(None, description="of the language models of this rung")
     tasks: dict[str, TaskStage] = Field(default_factory=dict, description="quality task -> its training")
-    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one training each; scores are their mean")
+    seeds: Seeds = Field((0,), min_length=1, description="one training each; scores are their mean")
     library: Literal["sum", "assembled"] | None = Field(
         None, description="what is evaluated in place of trainings, under `from: library`"
     )
@@ -174,11 +167,6 @@ class Rung(Strict):
         if keep is None or (isinstance(keep, int) and keep >= 1) or 0 < keep < 1:
             return keep
         raise ValueError(f"keep must be a fraction between 0 and 1 or a whole number of candidates, not {keep}")
-
-    @field_validator("seeds")
-    @classmethod
-    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        return _different(seeds)
 
     @model_validator(mode="after")
     def _trains_something(self) -> Rung:

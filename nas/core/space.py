@@ -61,7 +61,7 @@ class Range(Strict):
         return self.min <= value and (self.max is None or value <= self.max)
 
 
-class WeightRange(Strict):
+class WeightRange(Range):
     """A range of weight counts, written as 350000000 or '350M'."""
 
     min: WeightCount = 0
@@ -72,10 +72,6 @@ class WeightRange(Strict):
         if self.max is not None and self.max < self.min:
             raise ValueError(f"impossible parameter budget: max {self.max:,} is below min {self.min:,}")
         return self
-
-    def holds(self, value: int) -> bool:
-        """Returns whether `value` is inside."""
-        return self.min <= value and (self.max is None or value <= self.max)
 
 
 class ParamBudget(Strict):
@@ -116,8 +112,11 @@ class TowerKnob(Strict):
         if len(set(towers)) < len(towers):
             raise ValueError(f"a tower occurs twice in {list(towers)}")
         if len(towers) > MAX_CHOICES:
-            raise ValueError(f"at most {MAX_CHOICES} towers")
+            raise ValueError(_TOO_MANY_TOWERS)
         return towers
+
+
+_TOO_MANY_TOWERS = f"at most {MAX_CHOICES} towers"
 
 
 def _towers(part: Any) -> list[Any]:
@@ -129,8 +128,10 @@ def _towers(part: Any) -> list[Any]:
         for name, listed in part.items()
         if name != "shape"
     ]
-    shapes = _items(part.get("shape")) or [part.get("shape")]
-    return ["".join(map(str, pick)) for pick in itertools.product(shapes, *lists)]
+    lists.insert(0, [*map(str, _items(part.get("shape")) or [part.get("shape")])])
+    if math.prod(map(len, lists)) > MAX_CHOICES:
+        raise ValueError(_TOO_MANY_TOWERS)
+    return ["".join(pick) for pick in itertools.product(*lists)]
 
 
 class ModelSpace(Strict):

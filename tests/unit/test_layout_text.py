@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nas.core import layout as layout_module
 from nas.core.block import BLOCKS, Block
 from nas.core.canonical import canonical_json
 from nas.core.errors import InvalidInput, UnknownName
@@ -120,6 +121,7 @@ def test_canonical_text(written: str, canonical: str | None) -> None:
         ("d64 v256 ffn=swiglu:96 [A4/2 A4/2(kv=0,rope_theta=9)]", "same kv_heads, head_dim, rope_theta"),
         ("d64 v256 ffn=swiglu:96 [A4/2 A4/2(kv=0) A4/2(kv=1)]", "layer 2: kv=1 must name"),
         ("d64 v256 ffn=swiglu:96 [C3&swiglu:96]", "unknown mixer block"),
+        ("d64 v256 ffn=swiglu:96 [C3*00 A4/2]", r"cannot read layer 'C3\*00'"),
     ],
 )
 def test_bad_text_is_refused_with_the_reason(text: str, message: str) -> None:
@@ -176,3 +178,19 @@ def test_layer_with_one_mixer_gives_it() -> None:
     assert layers[0].mixer == Block.of("conv", kernel=3)
     assert layers[1].mixer is None
     assert Layer(share=0).blocks == ()
+
+
+def test_a_short_text_does_not_become_a_long_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = []
+    parse_item = layout_module._parse_item
+    monkeypatch.setattr(layout_module, "_parse_item", lambda *item: items.append(item) or parse_item(*item))
+    with pytest.raises(InvalidInput, match="a layout has 1 to 1024 layers, not 9999 or more"):
+        Layout.parse(f"d64 v256 ffn=swiglu:96 [{'C3*9999 ' * 1000}]")
+    assert len(items) == 1
+
+
+@pytest.mark.parametrize("size", [10**400, -(10**400)], ids=["above", "below"])
+def test_a_whole_number_that_is_no_float_is_refused(size: int) -> None:
+    layers = [{"mixers": [{"kind": "conv", "kernel": size}]}]
+    with pytest.raises(InvalidInput, match="kernel must be a number"):
+        Layout.from_json({"v": 1, "d_model": 64, "vocab": 256, "layers": layers})

@@ -229,3 +229,9 @@ def test_an_unknown_setting_offers_the_nearest() -> None:
 
 def test_settings_carry_the_defaults() -> None:
     assert task_settings(make_task("mqar", {"pairs": 2})) == {"pairs": 2, "keys": 16, "values": 16, "length": 36}
+
+
+def test_numbers_of_endless_digits_are_refused_at_once() -> None:
+    with pytest.raises(InvalidInput, match="beyond 2\\^62"):
+        make_task("arithmetic", {"digits": 10**18, "length": 64})
+    make_task("arithmetic", {"digits": 62, "base": 2, "length": 188})

@@ -205,6 +205,11 @@ def test_good_file_is_read() -> None:
             "prompt: 64, promt: 1,",
             "mine.yaml:21: workloads.chat.promt: unknown key 'promt'; did you mean",
         ),
+        (
+            "width: [256, 512]",
+            "expansion: 1e308",
+            "mine.yaml:15: ffn.swiglu.expansion: swiglu: expansion must be a num",
+        ),
         ("name: mine", "name: !!python/name:os.system x", "mine.yaml:2: tags such as"),
         ("[256, 512]", "[256, 512", "mine.yaml:16: not YAML"),
     ],
@@ -230,6 +235,11 @@ def test_quality_may_have_budgets() -> None:
     assert line.startswith("mine.yaml:26: objectives.0.metric: quality.recall: the top rung 'long' measures no recall")
     (line,) = errors(text + f"quality: {{rungs: [{rung % 'keys'}]}}\n")
     assert line.startswith("mine.yaml:23: budgets.0.metric: quality.recall: the top rung 'top' measures no recall")
+
+
+def test_seeds_of_a_task_differ() -> None:
+    (found,) = errors(GOOD + "quality: {rungs: [{name: top, tasks: {mqar: {steps: 3, seeds: [0, 0]}}}]}\n")
+    assert found.startswith("mine.yaml:31: quality.rungs.0.tasks.mqar.seeds: seeds must differ, not [0, 0]")
 
 
 def test_impossible_budget_says_what_can_be_reached() -> None:
@@ -278,6 +288,15 @@ def test_the_scan_for_reachable_counts_is_bounded(
     monkeypatch.setattr(frame, "block_cost", counted("blocks", frame.block_cost))
     parse_space(text, "mine.yaml")  # sampling finds that nothing is inside
     assert work["sums"] < 100_000 and work["blocks"] < 30_000
+
+
+def test_frames_that_the_limits_forbid_are_counted_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = "{min: 32, max: 8192, step: 32}"
+    text = GOOD.replace("d_model: 256", f"d_model: {many}").replace("vocab: 1024", f"vocab: {many}")
+    calls, counts = [], frame._counts
+    monkeypatch.setattr(frame, "_counts", lambda *of: calls.append(None) or counts(*of))
+    parse_space(text.replace("gqa: {min: 1}", "swiglu: {max: 0}"), "mine.yaml")
+    assert len(calls) < 100_000
 
 
 def test_the_report_of_the_longest_run_fits_in_its_output() -> None:

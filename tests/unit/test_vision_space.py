@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import save_file
 from study_support import TINY, reference_times, sample
 from task_lab import studied, task_job, task_quality, varied
@@ -19,7 +20,7 @@ from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout, narrow
 from nas.core.measurement import TTFT_PARTS, Repetition
-from nas.core.space import SearchSpace
+from nas.core.space import SearchSpace, TowerKnob
 from nas.core.task import Exhibit, MediaTask, make_task
 from nas.core.tower import ImageTower, Tower
 from nas.core.workload import Workload
@@ -282,3 +283,10 @@ def test_a_study_of_vision_has_a_front(tmp_path: Path) -> None:
     assert page.status_code == 200 and "1 image of 64 x 64 pixels" in page.text
     assert "Parts of the time to the first token" in page.text and "language model" in page.text
     assert "image_connector" in twin.text and "--images 1" in page.text
+
+
+def test_lists_of_towers_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nas.core.space.itertools.product", None)
+    sizes = {name: [*range(1, 101)] for name in ("heads", "ffn", "connector", "tokens", "least")}
+    with pytest.raises(ValidationError, match="at most 4096 towers"):
+        TowerKnob.model_validate({"shape": "768x12", **sizes})

@@ -31,7 +31,7 @@ class Arithmetic:
     def __post_init__(self) -> None:
         if self.digits < 1 or self.base < 2:
             raise InvalidInput("arithmetic needs at least 1 digit and base 2")
-        if self.base**self.digits > 1 << 62:
+        if self.digits * math.log2(self.base) > 62:
             raise InvalidInput(f"arithmetic: {self.digits} digits of base {self.base} are beyond 2^62")
         if self.length < self._width or self.length % self._width:
             raise InvalidInput(f"arithmetic: length must be a multiple of {self._width}, the tokens of one sum")
