@@ -58,7 +58,7 @@ class Device(BaseModel):
     isa: DeviceText | None = Field(
         None, description="x86-64 level that measurements are restricted to, such as 'x86-64-v3'; none: all it has"
     )
-    cores: int
+    cores: int = Field(lt=1 << 14)
     clusters: tuple[Cluster, ...] = Field((), max_length=64, description="biggest first; one where all cores are alike")
     pinned_to: tuple[CoreNumber, ...] = Field((), description="cores that its owner chose for runners")
     threads: int | None = Field(

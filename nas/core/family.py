@@ -17,9 +17,9 @@ import re
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from statistics import fmean
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from nas.core import paths
 from nas.core.durable import write_durably
@@ -183,6 +183,12 @@ class TaskScore(FamilyRecord):
         None, description="questions that this answers and PyTorch, or the first model, does not"
     )
 
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if not all(0 <= (count or 0) <= self.questions > 0 for count in (self.exact, self.lost, self.gained)):
+            raise ValueError("more or fewer answers than questions")
+        return self
+
     @staticmethod
     def of(exact: int, questions: int, lost: int | None = None, gained: int | None = None) -> TaskScore:
         """Returns the counts with their interval."""
@@ -233,6 +239,18 @@ class Evaluation(FamilyRecord):
         description="group -> benchmark -> the tasks whose mean is its score",
     )
     versions: dict[str, int] = Field(default_factory=dict, description="benchmark -> its configuration's")
+
+    @model_validator(mode="after")
+    def _is_of_the_same_tasks(self) -> Self:
+        first, *others = (scores.keys() for scores in self.scores.values()) if self.scores else ({},)
+        means = [tasks for benchmarks in self.groups.values() for tasks in benchmarks.values()]
+        if (
+            not first
+            or any(tasks != first for tasks in others)
+            or not all(tasks and first >= {*tasks} for tasks in means)
+        ):
+            raise ValueError("models answer no tasks, or not the same ones")
+        return self
 
     @property
     def means(self) -> dict[str, dict[str, float]]:

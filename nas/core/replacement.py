@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
@@ -227,11 +227,20 @@ class LibraryScores(BaseModel):
     library: str = Field(description="absolute path of the library's folder")
     text: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="file of held-out tokens, beside this one")
     text_sha256: _Digest
-    uniform: dict[str, Annotated[float, Field(gt=0)]] = Field(
+    uniform: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         description="group of positions -> divergence of a model that knows nothing, nats a token"
     )
     blocks: tuple[ScoredBlock, ...]
     pairs: tuple[ScoredPair, ...] = ()
+
+    @model_validator(mode="after")
+    def _groups_are_those_of_uniform(self) -> Self:
+        if not self._counted:
+            raise ValueError("uniform has no group that counts")
+        for scored in (*self.blocks, *self.pairs):
+            if missing := self.uniform.keys() - scored.kl.keys():
+                raise ValueError(f"a score is of no {', '.join(sorted(missing))}")
+        return self
 
     @staticmethod
     def read(path: Path) -> LibraryScores:

@@ -90,3 +90,8 @@ def test_a_device_says_short_printable_lines(model: str) -> None:
     for field in ({"model": model}, {"unread": {"soc": model}}, {"cpu_features": [model]}):
         with pytest.raises(ValidationError):
             device(**field)
+
+
+def test_a_device_has_no_endless_number_of_cores() -> None:
+    with pytest.raises(ValidationError):
+        device(cores=10**12)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -118,6 +119,22 @@ def test_terms_of_pairs_are_part_of_the_sum(folder: Path) -> None:
     assert scores.scores(Layout.parse(MIX)) == pytest.approx({"lm/library": 2.0 - 0.55, "lm/recall": 4.0 - 0.4})
     one = scores.scores(Layout.parse("d64 v320 ffn=swiglu:128 [A4/2:16 A4/4:16 C3]"))
     assert one == pytest.approx({"lm/library": 1.9, "lm/recall": 3.6}), "one of the two has no term"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"uniform": {"lm/library": 2.0, "lm/other": 1.0}}, "a score is of no lm/other"),
+        ({"uniform": {}}, "uniform has no group that counts"),
+    ],
+)
+def test_scores_of_other_groups_are_refused(folder: Path, more: dict[str, Any], why: str) -> None:
+    path = folder / "scores.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | more))
+    with pytest.raises(InvalidInput, match="is no file of scores"):
+        LibraryScores.read(path)
+    with pytest.raises(ValidationError, match=why):
+        LibraryScores.model_validate_json(path.read_bytes())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.model.nn.model import Model
-from nas.model.nn.weights import checkpoint_layout, load_weights, save_weights
+from nas.model.nn.weights import checkpoint_layout, load_model, load_weights, save_weights
 
 LAYOUT = Layout.parse("d32 v64 ffn=swiglu:32 [C3 A2/1 ^0 A2/1(kv=1)+moe:4x2:16]")
 
@@ -75,3 +75,10 @@ def test_broken_files_are_refused_with_their_path(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=message):
             load_weights(model, path)
     assert torch.equal(model.state_dict()["norm.weight"], before)
+
+
+def test_a_small_file_takes_no_memory_for_the_large_layout_that_it_names(tmp_path: Path) -> None:
+    large = "d65536 v16777216 ffn=swiglu:1048576 [A64/64*1024]"
+    save_file({"x": torch.ones(1)}, tmp_path / "w", metadata={"layout": large})
+    with pytest.raises(InvalidInput, match="holds fewer weights than d65536"):
+        load_model(tmp_path / "w")

@@ -16,7 +16,7 @@ import yaml
 from pretrain_lab import LAYOUT
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.family import AVERAGE, MemberEvaluation, TaskScore
+from nas.core.family import AVERAGE, MemberEvaluation, TaskScore, read_record
 from nas.measure.runtimes.dialogue import Score
 from nas.model.nn.model import Model
 from nas.train.posttrain.conversations import ChatTokenizer
@@ -315,6 +315,31 @@ def test_groups_have_means_of_their_benchmarks(data: Path) -> None:
     assert found.rows[-1] == ["mean: all benchmarks", "", "37.5%", "0.0%", "-37.5"]
     assert "gsm8k 2, math_500 2" in found.notes[0]
     assert MemberEvaluation.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"scores": {}},
+        {"scores": {"pytorch": {}}},
+        {"scores": {"pytorch": {"a": (1, 4)}, "q4_0": {"b": (1, 4)}}},
+        {"scores": {"pytorch": {"a": (1, 0)}}},
+        {"scores": {"pytorch": {"a": (9, 4)}}},
+        {"scores": {"pytorch": {"a": (1, 4)}}, "groups": {"g": {"a": ["a", "c"]}}},
+        {"scores": {"pytorch": {"a": (1, 4)}}, "groups": {"g": {"a": []}}},
+    ],
+)
+def test_a_record_of_answers_that_cannot_be_is_refused(part: dict[str, Any], tmp_path: Path) -> None:
+    scores = {
+        model: {
+            task: {"exact": exact, "questions": questions, "ci95": [0, 1]} for task, (exact, questions) in of.items()
+        }
+        for model, of in part["scores"].items()
+    }
+    record = {"weights": "checkpoint:0", "tasks": "t"} | part | {"scores": scores}
+    (tmp_path / "evaluation.json").write_text(json.dumps(record))
+    with pytest.raises(InvalidInput):
+        read_record(tmp_path / "evaluation.json", MemberEvaluation)
 
 
 def test_ifeval_is_judged_by_the_reference_implementation(

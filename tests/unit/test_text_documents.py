@@ -239,3 +239,21 @@ def test_records_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert again.documents == first.documents
     with pytest.raises(InvalidInput, match="at most 1,000 bytes are read"):
         read_sources([tmp_path / "moved"], 0.1, most=1000)
+
+
+def test_arrow_columns_are_read_whatever_they_hold(tmp_path: Path) -> None:
+    buffers = [None, pyarrow.py_buffer(b"\0\0\0\0\2\0\0\0"), pyarrow.py_buffer(b"\xff\xfe")]
+    broken = pyarrow.table({"text": pyarrow.Array.from_buffers(pyarrow.string(), 1, buffers)})
+    parquet.write_table(broken, tmp_path / "a.parquet")
+    with pytest.raises(InvalidInput, match=r"a.parquet, row 1: 'text' is not UTF-8 text \(byte 0\)"):
+        read_sources([tmp_path / "a.parquet"], 0.1)
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["first"]), pyarrow.array(["second"])], names=["text", "text"])
+    with pyarrow.OSFile(str(tmp_path / "b.arrow"), "wb") as file, pyarrow.ipc.new_file(file, twice.schema) as stream:
+        stream.write_table(twice)
+    (source,) = read_sources([tmp_path / "b.arrow"], 0.0)
+    assert source.documents[0].train == "first"
+
+
+def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"--corpus: .*a\*\*: Invalid pattern"):
+        read_sources([tmp_path / "a**"], 0.1)

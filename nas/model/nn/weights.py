@@ -53,7 +53,10 @@ def load_model(path: Path, layout: Layout | None = None) -> Model:
         InvalidInput: the file is no checkpoint, or one of another layout.
         FileNotFoundError: there is no such file.
     """
-    model = Model(layout or checkpoint_layout(path), None)
+    layout = layout or checkpoint_layout(path)
+    if path.stat().st_size < layout.params.total:  # before they take memory
+        raise InvalidInput(f"holds fewer weights than {layout} has", where=str(path))
+    model = Model(layout, None)
     load_weights(model, path)
     return model.eval().requires_grad_(False)
 

@@ -57,7 +57,10 @@ def files_of(entry: str | Path, base: Path, where: str) -> list[tuple[Path, bool
         if not files:
             raise InvalidInput(f"{path} holds no file of text, JSON lines, Parquet or Arrow", where=where)
         return files
-    matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    try:
+        matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    except ValueError as error:
+        raise InvalidInput(f"{path}: {error}", where=where) from error
     if not (files := [(file, True) for file in matches if file.is_file()]):
         problem = "the pattern matches no file" if has_magic(str(entry)) else "no such file or folder"
         raise InvalidInput(f"{path}: {problem}", where=where)
@@ -237,7 +240,7 @@ def _arrow(path: Path, column: str) -> Iterator[bytes]:
             batches = pyarrow.ipc.open_stream(source)
             names = batches.schema.names
         _require_column(column, names, path)
-        yield from _cells((batch.column(column) for batch in batches), path, column)
+        yield from _cells((batch.column(names.index(column)) for batch in batches), path, column)
 
 
 def _arrow_source(pyarrow: Any, path: Path) -> Any:
@@ -252,7 +255,11 @@ def _cells(columns: Iterable[Any], path: Path, column: str) -> Iterator[bytes]:
             where = f"{path}, row {row}"
             if cell.is_valid and hasattr(cell, "as_buffer") and cell.as_buffer().size > MAX_RECORD:
                 raise InvalidInput(f"is longer than {MAX_RECORD:,} bytes", where=where)
-            yield _encoded(cell.as_py(), column, where)
+            try:
+                value = cell.as_py()
+            except UnicodeDecodeError as error:  # pyarrow checks nothing before
+                raise InvalidInput(f"{column!r} is not UTF-8 text (byte {error.start})", where=where) from error
+            yield _encoded(value, column, where)
 
 
 def _encoded(value: object, column: str, where: str) -> bytes:
