@@ -125,11 +125,11 @@ class Registry(Generic[T]):
                     other = f"the {self._what} {marked[mark]!r} of {_owner(points.get(marked[mark]))}"
                     raise PluginConflict(f"{_owner(point)} adds the {self._what} {name!r} with the {mark} of {other}")
                 marked[mark] = name
-        self._plugins_read = True
         for name, point in points.items():
             if name not in self._targets:
                 self._targets[name] = point.value
                 self._distributions[name] = "unknown" if point.dist is None else point.dist.version
+        self._plugins_read = True  # last: another thread that sees it finds all names
 
 
 def _owner(point: EntryPoint | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 
 from nas.core.errors import InvalidInput
@@ -67,7 +68,8 @@ def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:
     Raises:
         InvalidInput: no positive number, or of another unit.
     """
-    text = f"{text:g}" if isinstance(text, float) else text
+    if isinstance(text, float) and math.isfinite(text):
+        text = f"{Decimal(repr(text)):f}".removesuffix(".0")
     match = re.fullmatch(rf"\s*({_DECIMAL})\s*(x|ms|s|B|KB|MB|GB|tok/s|docs/s|mJ|J)?\s*", str(text))
     if match is None or float(match[1]) <= 0:
         raise InvalidInput(
@@ -89,7 +91,7 @@ def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:
 def show_count(value: float) -> str:
     """Formats a count: 354483968 -> '354.5M'."""
     for suffix, scale in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if value >= scale:
+        if value >= 0.99995 * scale:  # which four digits show as 1
             return f"{value / scale:.4g}{suffix}"
     return f"{value:.0f}"
 
@@ -103,7 +105,8 @@ def show_number(value: float, low: float | None = None, high: float | None = Non
     """
     place = _last_place(value, low, high)
     if place is None:
-        return f"{value:.{digits}g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        text = f"{value:.{digits}g}"
+        return f"{value:,.0f}" if "e+" in text else text
     return _rounded(value, place(value))
 
 

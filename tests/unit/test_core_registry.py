@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -81,3 +82,27 @@ def test_what_a_process_adds_itself_replaces(monkeypatch: pytest.MonkeyPatch) ->
     registry.add("one", 1)
     registry.add("two", 2)
     assert ([*registry], registry["one"]) == (["one", "two"], 1)
+
+
+def test_a_thread_sees_no_registry_without_the_plug_ins_that_another_is_adding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the first thread adds the plug-in, a second one looks it up."""
+    registry: Registry[Any] = Registry("thing", "nas.things", {})
+    seen: list[bool] = []
+
+    class Point:
+        name, dist = "own", None
+
+        @property
+        def value(self) -> str:
+            if not seen:
+                seen.append(False)
+                thread = Thread(target=lambda: seen.append("own" in registry))
+                thread.start()
+                thread.join()
+            return "pathlib:Path"
+
+    monkeypatch.setattr("nas.core.registry.entry_points", lambda group: [Point()])
+    assert "own" in registry
+    assert seen == [False, True]

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from nas.core.units import show_duration, show_figure, show_number, show_range, show_share, show_spread
+from nas.core.units import (
+    parse_limit,
+    show_count,
+    show_duration,
+    show_figure,
+    show_number,
+    show_range,
+    show_share,
+    show_spread,
+)
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "numbers.json").read_text())
 """[value, low, high, text of the value, text of the interval]; pages' scripts are tested with the same ones."""
@@ -63,3 +72,27 @@ def test_shares_have_one_style(share: float, text: str) -> None:
 )
 def test_durations_are_minutes_below_an_hour(seconds: float, text: str) -> None:
     assert show_duration(seconds) == text
+
+
+def test_limits_keep_their_digits() -> None:
+    assert [parse_limit(limit, "")[0] for limit in (0.95123456789, 1e-5, 12345678.5)] == [
+        0.95123456789,
+        1e-5,
+        12345678.5,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(9999.4, "9999"), (9999.7, "10,000"), (10_000.0, "10,000"), (999.96, "1000"), (-9999.7, "-10,000")],
+)
+def test_a_number_that_is_rounded_up_has_no_exponent(value: float, text: str) -> None:
+    assert show_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999_949, "999.9K"), (999_960, "1M"), (999_999_999, "1B"), (354_483_968, "354.5M"), (999, "999")],
+)
+def test_a_count_has_three_digits_before_the_point(count: int, text: str) -> None:
+    assert show_count(count) == text
