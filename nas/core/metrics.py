@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from nas.core.errors import UnknownName
@@ -19,10 +19,10 @@ class Metric:
         name: as in YAML and JSON.
         label: as in tables for people, without the unit.
         unit: of its value.
+        doc: one line.
         direction: which way is better.
         transform: its coordinate in the hypervolume: log of the ratio to the published reference, or the value itself.
         source: a device measurement, the artifact, or the proxy.
-        doc: one line.
         needs: a field of `Device` without which a device cannot measure it.
         inverse_of: figure of a measurement in milliseconds that it is the inverse of, per second. Budgets and
             objectives name that figure's metrics instead.
@@ -35,17 +35,18 @@ class Metric:
     Example:
         A new metric of devices is one row of `METRICS`, beside the figure of that name in measurements:
 
-        >>> Metric("load", "loading", "ms", "min", "log", "device", "time until the model is loaded").title
+        >>> Metric("load", "loading", "ms", "time until the model is loaded").title
         'loading, ms'
     """
 
     name: str
     label: str
     unit: str
-    direction: Literal["min", "max"]
-    transform: Literal["log", "linear"]
-    source: Literal["device", "artifact", "proxy"]
     doc: str
+    _: KW_ONLY
+    direction: Literal["min", "max"] = "min"
+    transform: Literal["log", "linear"] = "log"
+    source: Literal["device", "artifact", "proxy"] = "device"
     needs: Literal["energy_counter"] | None = None
     inverse_of: str | None = None
     recorded: bool = False
@@ -90,33 +91,36 @@ METRICS: dict[str, Metric] = {
             "quality",
             "quality",
             "",
-            "max",
-            "linear",
-            "proxy",
             "mean over evaluation groups of score / published reference's",
+            direction="max",
+            transform="linear",
+            source="proxy",
         ),
-        Metric(RECALL_METRIC, "recall", "", "max", "linear", "proxy", "the same mean, over the groups of recall alone"),
-        Metric("latency", "latency", "ms", "min", "log", "device", "TTFT + gen x `decode_p50`", compared=True),
-        Metric("prefill_tps", "prefill", "tok/s", "max", "log", "device", "prompt tokens per second", recorded=True),
+        Metric(
+            RECALL_METRIC,
+            "recall",
+            "",
+            "the same mean, over the groups of recall alone",
+            direction="max",
+            transform="linear",
+            source="proxy",
+        ),
+        Metric("latency", "latency", "ms", "TTFT + gen x `decode_p50`", compared=True),
+        Metric("prefill_tps", "prefill", "tok/s", "prompt tokens per second", direction="max", recorded=True),
         Metric(
             "decode_tps",
             "decode",
             "tok/s",
-            "max",
-            "log",
-            "device",
             "decoded tokens per second, over all tokens",
+            direction="max",
             inverse_of="decode_mean",
             recorded=True,
         ),
-        Metric("ttft", "TTFT", "ms", "min", "log", "device", "time to first token", recorded=True, compared=True),
+        Metric("ttft", "TTFT", "ms", "time to first token", recorded=True, compared=True),
         Metric(
             "decode_p50",
             "time per token",
             "ms",
-            "min",
-            "log",
-            "device",
             "median time per decoded token when nothing disturbs the device; the median as experienced is its "
             "`typical`",
             compared=True,
@@ -125,9 +129,6 @@ METRICS: dict[str, Metric] = {
             "decode_p95",
             "95th percentile",
             "ms",
-            "min",
-            "log",
-            "device",
             "95th percentile of the time per decoded token when nothing disturbs the device",
             compared=True,
         ),
@@ -135,22 +136,16 @@ METRICS: dict[str, Metric] = {
             "peak_rss",
             "peak memory",
             "MB",
-            "min",
-            "log",
-            "device",
             "peak resident memory of the runner, load included",
             recorded=True,
             compared=True,
         ),
-        Metric("prefill_rss", "memory, prompt", "MB", "min", "log", "device", "peak resident memory during the prompt"),
-        Metric("decode_rss", "memory, decoding", "MB", "min", "log", "device", "peak resident memory while decoding"),
+        Metric("prefill_rss", "memory, prompt", "MB", "peak resident memory during the prompt"),
+        Metric("decode_rss", "memory, decoding", "MB", "peak resident memory while decoding"),
         Metric(
             "energy_mj_per_token",
             "energy per token",
             "mJ",
-            "min",
-            "log",
-            "device",
             "energy of a whole run, loading and prompt included, per decoded token; needs an energy counter",
             needs="energy_counter",
             compared=True,
@@ -159,9 +154,6 @@ METRICS: dict[str, Metric] = {
             "encoding",
             "encoding",
             "ms",
-            "min",
-            "log",
-            "device",
             "time until all tokens of a text have their vectors",
             compared=True,
             of_vectors=True,
@@ -170,10 +162,8 @@ METRICS: dict[str, Metric] = {
             "documents_per_s",
             "documents",
             "docs/s",
-            "max",
-            "log",
-            "device",
             "documents of the workload's length that are encoded in a second, one at a time",
+            direction="max",
             compared=True,
             of_vectors=True,
         ),
@@ -181,10 +171,8 @@ METRICS: dict[str, Metric] = {
             "index_bytes",
             "index",
             "B",
-            "min",
-            "log",
-            "artifact",
             "bytes of an exact index for each document of the workload's length, two for each number of a vector",
+            source="artifact",
             compared=True,
             of_vectors=True,
         ),
@@ -192,9 +180,6 @@ METRICS: dict[str, Metric] = {
             "image_encoding",
             "images",
             "ms",
-            "min",
-            "log",
-            "device",
             "part of TTFT until all images of a request have their tokens: scaling, encoder and connector",
             compared=True,
             of_media="images",
@@ -203,9 +188,6 @@ METRICS: dict[str, Metric] = {
             "image_tokens",
             "image tokens",
             "",
-            "min",
-            "log",
-            "device",
             "tokens that the language model sees of all images of a request",
             compared=True,
             of_media="images",
@@ -214,9 +196,6 @@ METRICS: dict[str, Metric] = {
             "sound_encoding",
             "sounds",
             "ms",
-            "min",
-            "log",
-            "device",
             "part of TTFT until all sounds of a request have their tokens: features, encoder and connector",
             compared=True,
             of_media="sounds",
@@ -225,9 +204,6 @@ METRICS: dict[str, Metric] = {
             "sound_tokens",
             "sound tokens",
             "",
-            "min",
-            "log",
-            "device",
             "tokens that the language model sees of all sounds of a request",
             compared=True,
             of_media="sounds",
@@ -236,14 +212,11 @@ METRICS: dict[str, Metric] = {
             "sound_factor",
             "real-time factor",
             "",
-            "min",
-            "log",
-            "device",
             "`sound_encoding` divided by the seconds of all sounds of a request",
             compared=True,
             of_media="sounds",
         ),
-        Metric("file_size", "file", "MB", "min", "log", "artifact", "bytes of the exported file", compared=True),
+        Metric("file_size", "file", "MB", "bytes of the exported file", source="artifact", compared=True),
     )
 }
 

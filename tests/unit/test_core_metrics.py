@@ -33,9 +33,7 @@ from nas.train.release.model_card import card
 from nas.train.release.options import FileOptions
 from nas.train.scaling.measure import recorded_figure
 
-MADE_UP = Metric(
-    "wakeups", "wake-ups", "1/s", "min", "log", "device", "how often a core wakes up", recorded=True, compared=True
-)
+MADE_UP = Metric("wakeups", "wake-ups", "1/s", "how often a core wakes up", recorded=True, compared=True)
 
 
 @pytest.fixture(autouse=True)
