@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from nas.core.block import Block, BlockKind, Caches, Scalar
+from nas.core.block import QUANTISED, Block, BlockKind, Caches, Scalar
 from nas.core.errors import InvalidInput
 from nas.model.blocks.attention import divisors
+from nas.model.blocks.convolved import ConvolvedKind
 
 _LEAST_KEY = 2
 """Least numbers of a proxy's keys: those of one number differ in size only."""
-_QUANTISED = 32
-"""Block of 4-bit quantisers: the width of all heads together is a multiple of it."""
 
 
 class LinearAttentionKind(BlockKind):
@@ -58,7 +57,7 @@ class LinearAttentionKind(BlockKind):
         full = block.resolve(d_model)
         heads, size = full.int("heads"), full.int("head_dim")
         shared = heads // self._key_heads(full)
-        step = math.lcm(shared * _LEAST_KEY, _QUANTISED)
+        step = math.lcm(shared * _LEAST_KEY, QUANTISED)
         inner = step * max(1, round(heads * size * to / d_model / step))
         choices = [n for n in divisors(inner // shared) if n >= _LEAST_KEY]
         return self._cut(full, inner // shared, min(choices, key=lambda n: abs(math.log(n / size)))).canonical(to)
@@ -110,23 +109,20 @@ class LinearAttentionKind(BlockKind):
 CONV = "taps of a causal convolution over queries, keys and values; 0: none"
 
 
-class ConvolvedLinearAttentionKind(LinearAttentionKind):
+class ConvolvedLinearAttentionKind(ConvolvedKind, LinearAttentionKind):
     """One with the argument `conv`, taps of a causal convolution over queries, keys and values; 0: there is none."""
 
     def check(self, block: Block, d_model: int) -> None:
+        LinearAttentionKind.check(self, block, d_model)
         super().check(block, d_model)
-        if block.int("conv") == 1:
-            raise InvalidInput(f"{self.name}: a convolution has at least 2 taps; 0 for none")
 
     def inner(self, block: Block, d_model: int) -> int:
         """Returns the width of all heads together."""
         full = block.resolve(d_model)
         return full.int("heads") * full.int("head_dim")
 
-    def state_bytes(self, block: Block, d_model: int) -> float:
-        full = block.resolve(d_model)
-        channels = (2 * self._key_heads(full) + full.int("heads")) * full.int("head_dim")
-        return 4.0 * max(0, block.int("conv") - 1) * channels + super().state_bytes(block, d_model)
+    def channels(self, block: Block, d_model: int) -> int:
+        return (2 * self._key_heads(block) + block.int("heads")) * block.int("head_dim")
 
 
 def shorter_keys(keys: int, context: int, length: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nas.core.block import Arg, Block, Caches, Count, Scalar
+from nas.core.block import Arg, Block, Count, Scalar
 from nas.model.blocks.convolved import ConvolvedKind
 from nas.model.blocks.linear_attention import shorter_keys
 
@@ -59,9 +59,6 @@ class Mamba(ConvolvedKind):
     def shorten(self, block: Block, d_model: int, context: int, length: int) -> Block:
         """The state as keys of linear attention, which B and C are."""
         return block.replace(state=shorter_keys(block.int("state"), context, length))
-
-    def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
-        return self.narrow(block, d_model, to)
 
 
 MAMBA = Mamba()

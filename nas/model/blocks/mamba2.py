@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from nas.core.block import Arg, Block, BlockKind, Caches, Count, Scalar
+from nas.core.block import Arg, Block, Caches, Count, Scalar
 from nas.core.errors import InvalidInput
 from nas.model.blocks.attention import divisors, nearest
+from nas.model.blocks.convolved import ConvolvedKind
 from nas.model.blocks.linear_attention import shorter_keys
 
 _HEAD_DIM = 64
 """Head size of the published models."""
 
 
-class Mamba2(BlockKind):
+class Mamba2(ConvolvedKind):
     """`M` or `M64`: each number of a head of size P keeps a state of N numbers, 128 unless given.
 
     The input projection makes a gate z, an input x (both as wide as `inner_width`, cut into heads), B and C (N numbers
@@ -21,7 +22,6 @@ class Mamba2(BlockKind):
     name = "mamba2"
     letter = "M"
     hue = 3
-    role = "mixer"
     syntax = "[{state}]"
     doc = "Mamba-2 selective state space"
     args = (
@@ -48,8 +48,7 @@ class Mamba2(BlockKind):
             raise InvalidInput(f"mamba2: inner width {inner} is no multiple of {_HEAD_DIM}; give the heads")
         if inner % int(heads):
             raise InvalidInput(f"mamba2: {heads} heads do not divide the inner width {inner}")
-        if block.int("conv") == 1:
-            raise InvalidInput("mamba2: a convolution has at least 2 taps; 0 for none")
+        super().check(block, d_model)
         if int(heads) % block.int("groups"):
             raise InvalidInput(f"mamba2: {block.int('groups')} groups do not divide {heads} heads")
 
@@ -65,9 +64,8 @@ class Mamba2(BlockKind):
         # Per state number: decay, add the outer product of B and x, read out with C.
         return 2.0 * self.count(block, d_model).active + 5.0 * self.memory(block, d_model)
 
-    def state_bytes(self, block: Block, d_model: int) -> float:
-        window = max(0, block.int("conv") - 1) * convolved(block, d_model)
-        return 4.0 * (window + self.memory(block, d_model))
+    def channels(self, block: Block, d_model: int) -> int:
+        return convolved(block, d_model)
 
     def memory(self, block: Block, d_model: int) -> int:
         return inner_width(block, d_model) * block.int("state")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from nas.core.block import Arg, Block, Caches, Count, Scalar
+from nas.core.block import QUANTISED, Arg, Block, Caches, Count, Scalar
 from nas.core.errors import InvalidInput
 from nas.model.blocks.attention import AttentionKind, narrow_heads
-
-_QUANTISED = 32
-"""Block of 4-bit quantisers: ranks of models that are exported are multiples of it."""
 
 
 class MultiHeadLatentAttention(AttentionKind):
@@ -102,7 +99,7 @@ class MultiHeadLatentAttention(AttentionKind):
         full = block.resolve(d_model)
 
         def scaled(rank: int) -> int:
-            return max(1, round(rank * to / d_model / _QUANTISED)) * _QUANTISED if rank else 0
+            return max(1, round(rank * to / d_model / QUANTISED)) * QUANTISED if rank else 0
 
         sizes = {name: full.int(name) for name in ("head_dim", "nope_dim", "rope_dim")}
         latent = full.int("latent") if caches == "heads" else scaled(full.int("latent"))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nas.core.block import Arg, Block, BlockKind, Caches, Count
-
-_QUANTISED = 32
-"""Block of 4-bit quantisers: widths of models that are exported are multiples of it."""
+from nas.core.block import QUANTISED, Arg, Block, BlockKind, Caches, Count
 
 
 class FeedForwardKind(BlockKind):
@@ -37,7 +34,7 @@ class FeedForwardKind(BlockKind):
     def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
         """The width in proportion, as a multiple of the quantisers' block."""
         width = block.int("width") * to / d_model
-        return block.replace(width=max(1, round(width / _QUANTISED)) * _QUANTISED)
+        return block.replace(width=max(1, round(width / QUANTISED)) * QUANTISED)
 
     def pad(self, block: Block, multiple: int) -> Block:
         return block.replace(width=-(-block.int("width") // multiple) * multiple)

@@ -33,7 +33,7 @@ class DeltaNet(ConvolvedHeads):
         return (*self.window_shapes(), (self.heads, self.size, self.size))
 
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
-        mixed, window = self.convolved(x, state, padding)
+        mixed, window = self.convolved(self.qkv(x), state, padding)
         q, k, v = self.by_head(F.silu(mixed))
         beta = without_padding(self.beta(x).sigmoid(), padding)
         q = unit_length(q) * self.size**-0.5

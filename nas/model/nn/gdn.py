@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, Padding, State, without_padding
+from nas.model.nn.base import Padding, State, without_padding
+from nas.model.nn.convolved import Convolved
 from nas.model.nn.mamba2 import draw_decays
-from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples, reference_conv
+from nas.model.nn.primitives import Linear, RMSNorm, Weights, for_examples, reference_conv
 from nas.model.nn.ssd import float32_at_least, in_chunks
 
 _CHUNK = 64
@@ -19,7 +20,7 @@ _EPS = 1e-6
 """Added to the squared length of queries and keys."""
 
 
-class GatedDeltaNet(Mixer, Weights):
+class GatedDeltaNet(Convolved, Weights):
     """q, k, v = silu(conv(W_qkv h)); out = W_out (norm(delta(q, k, v, decay, beta)) * silu(W_gate h)).
 
     Queries and keys have length 1; queries are divided by sqrt(N). beta = sigmoid(W_beta h) is how much of what a
@@ -34,18 +35,13 @@ class GatedDeltaNet(Mixer, Weights):
     out.weight [D, HN].
     """
 
-    projection = "out"
-    stackable = True
-
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
         self.heads, self.size = self.block.int("heads"), self.block.int("head_dim")
         keys, values = self.block.int("key_heads") * self.size, self.heads * self.size
         self.widths = [keys, keys, values]
         self.qkv = Linear(d_model, sum(self.widths))
-        self.taps = self.block.int("conv")
-        if self.taps:
-            self.conv = DepthwiseConv(sum(self.widths), self.taps)
+        self.add_taps(sum(self.widths))
         self.beta = Linear(d_model, self.heads)
         self.step_size = Linear(d_model, self.heads)
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
@@ -59,15 +55,10 @@ class GatedDeltaNet(Mixer, Weights):
         draw_decays(self.dt_bias, self.A_log, rng)
 
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        window = ((self.taps - 1, sum(self.widths)),) if self.taps else ()
-        return (*window, (self.heads, self.size, self.size))
+        return (*self.window_shapes(), (self.heads, self.size, self.size))
 
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
-        *window, memory = state
-        mixed = self.qkv(x)
-        if self.taps:
-            rows = torch.cat([*window, mixed], 1)
-            mixed, window = self.conv(rows), [self.conv.last_rows(rows, padding)]
+        mixed, window = self.convolved(self.qkv(x), state, padding)
         parts = torch.split(F.silu(mixed), self.widths, -1)
         q, k, v = (torch.unflatten(part, -1, (-1, self.size)) for part in parts)
         q, k = (unit_length(part).repeat(1, 1, self.heads // part.shape[2], 1) for part in (q, k))
@@ -75,7 +66,7 @@ class GatedDeltaNet(Mixer, Weights):
         step = F.softplus(step + for_examples(self.dt_bias, step)) * for_examples(self.A_log.exp(), step)
         # Padding: nothing decays, nothing is replaced.
         log_decay, beta = without_padding(-step, padding), without_padding(self.beta(x).sigmoid(), padding)
-        y, memory = delta_rule(q * self.size**-0.5, k, v, log_decay, beta, memory)
+        y, memory = delta_rule(q * self.size**-0.5, k, v, log_decay, beta, state[-1])
         out: Tensor = self.out((self.norm(y) * F.silu(torch.unflatten(self.gate(x), -1, (-1, self.size)))).flatten(2))
         return out, (*window, memory)
 

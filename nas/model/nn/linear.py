@@ -9,15 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, Padding, State, without_padding
-from nas.model.nn.primitives import DepthwiseConv, Linear, reference_conv
+from nas.model.nn.base import Padding, State, without_padding
+from nas.model.nn.convolved import Convolved
+from nas.model.nn.primitives import Linear, reference_conv
 from nas.model.nn.ssd import ssd
 
 _EPS = 1e-6
 """Least sum that what is read is divided by."""
 
 
-class ConvolvedHeads(Mixer):
+class ConvolvedHeads(Convolved):
     """Queries, keys and values of heads, from one projection and, where the block has taps, a causal convolution.
 
     State: (window [B, K - 1, 3HN], if there is a convolution; memory): its last inputs, oldest first.
@@ -26,29 +27,13 @@ class ConvolvedHeads(Mixer):
     [D, HN]; H heads of N numbers.
     """
 
-    projection = "out"
-    stackable = True
-
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
-        self.heads, self.size, self.taps = (self.block.int(name) for name in ("heads", "head_dim", "conv"))
+        self.heads, self.size = self.block.int("heads"), self.block.int("head_dim")
         self.inner = self.heads * self.size
         self.qkv = Linear(d_model, 3 * self.inner)
-        if self.taps:
-            self.conv = DepthwiseConv(3 * self.inner, self.taps)
+        self.add_taps(3 * self.inner)
         self.out = Linear(self.inner, d_model, residual=True)
-
-    def window_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the shape of the convolution's state, if there is one."""
-        return ((self.taps - 1, 3 * self.inner),) if self.taps else ()
-
-    def convolved(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
-        """Maps [B, T, D] -> [B, T, 3HN], and returns the convolution's state after the chunk."""
-        mixed: Tensor = self.qkv(x)
-        if not self.taps:
-            return mixed, ()
-        window = torch.cat([state[0], mixed], 1)
-        return self.conv(window), (self.conv.last_rows(window, padding),)
 
     def by_head(self, mixed: Tensor) -> tuple[Tensor, ...]:
         """Maps [B, T, 3HN] -> queries, keys and values [B, T, H, N]."""
@@ -65,7 +50,7 @@ class LinearAttention(ConvolvedHeads):
         return (*self.window_shapes(), (self.heads, self.size + 1, self.size))
 
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
-        mixed, window = self.convolved(x, state, padding)
+        mixed, window = self.convolved(self.qkv(x), state, padding)
         q, k, v = self.by_head(mixed)
         keys = without_padding(F.elu(k) + 1, padding)
         y, memory = ssd(F.pad(v, (0, 1), value=1.0), torch.zeros_like(v[..., 0]), keys, F.elu(q) + 1, state[-1])

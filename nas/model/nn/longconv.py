@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, Padding, State
+from nas.model.nn.base import Padding, State
+from nas.model.nn.convolved import Convolved
 from nas.model.nn.diagonal import reordered, text_first
-from nas.model.nn.primitives import DepthwiseConv, Linear, Weights, for_examples, reference_conv
+from nas.model.nn.primitives import Linear, Weights, for_examples, reference_conv
 from nas.model.nn.ssd import float32_at_least, in_chunks
 
 _CHUNK = 64
@@ -20,7 +21,7 @@ _RATES = (math.log(100) / 1.5, math.log(100) / 0.3)
 """Ends of the rates at which channels' filters fade: to a hundredth after 1.5 and after 0.3 of the reach."""
 
 
-class LongConvolution(Mixer, Weights):
+class LongConvolution(Convolved, Weights):
     """p, q, v = conv(W_in x); out = W_out (p * (h * (q v) + D q v)), where h * is a causal convolution over all tokens.
 
     The filter of a lag t is h(t) = exp(-exp(A_log) t / L) W_filter sin(W_hidden sin(W_features f(t))) / sqrt(L), L the
@@ -35,17 +36,11 @@ class LongConvolution(Mixer, Weights):
     hidden.weight [U, U], hidden.bias [U]; filter.weight [D, U]; A_log, D [D]; out.weight [D, D].
     """
 
-    projection = "out"
-    stackable = True
-
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
-        self.taps, self.reach, self.bands, units = (
-            self.block.int(name) for name in ("conv", "reach", "bands", "units")
-        )
+        self.reach, self.bands, units = (self.block.int(name) for name in ("reach", "bands", "units"))
         self.in_proj = Linear(d_model, 3 * d_model)
-        if self.taps:
-            self.conv = DepthwiseConv(3 * d_model, self.taps)
+        self.add_taps(3 * d_model)
         self.features = Linear(1 + 2 * self.bands, units, bias=True)
         self.hidden = Linear(units, units, bias=True)
         self.filter = Linear(units, d_model)
@@ -60,15 +55,10 @@ class LongConvolution(Mixer, Weights):
         self.D.fill_(1.0)
 
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        window = ((self.taps - 1, 3 * self.d_model),) if self.taps else ()
-        return (*window, (0, self.d_model))
+        return (*self.window_shapes(), (0, self.d_model))
 
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
-        mixed = self.in_proj(x)
-        window: tuple[Tensor, ...] = ()
-        if self.taps:
-            rows = torch.cat([state[0], mixed], 1)
-            mixed, window = self.conv(rows), (self.conv.last_rows(rows, padding),)
+        mixed, window = self.convolved(self.in_proj(x), state, padding)
         p, q, v = mixed.chunk(3, -1)
         u = q * v
         past = torch.cat([state[-1].to(u.dtype), u], 1)

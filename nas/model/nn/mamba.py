@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, Padding, State, without_padding
+from nas.model.nn.base import Padding, State, without_padding
+from nas.model.nn.convolved import Convolved
 from nas.model.nn.mamba2 import draw_steps
-from nas.model.nn.primitives import DepthwiseConv, Linear, Weights, for_examples, reference_conv
+from nas.model.nn.primitives import Linear, Weights, for_examples, reference_conv
 from nas.model.nn.ssd import float32_at_least
 
 
-class Mamba(Mixer, Weights):
+class Mamba(Convolved, Weights):
     """x, z = W_in h; x = silu(conv(x)); dt, B, C = W_x x; out = W_out (silu(z) * (SSM(x, B, C, step) + D x)).
 
     Step sizes are softplus(W_dt dt + dt_bias), one of each channel; decays exp(-step exp(A_log)).
@@ -27,16 +28,12 @@ class Mamba(Mixer, Weights):
     B, C; dt_proj.weight [I, R]; dt_bias, D [I]; A_log [I, N]; out.weight [D, I].
     """
 
-    projection = "out"
-    stackable = True
-
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
         self.inner = self.block.int("expand") * d_model
-        self.state_size, self.rank, self.taps = (self.block.int(name) for name in ("state", "rank", "conv"))
+        self.state_size, self.rank = self.block.int("state"), self.block.int("rank")
         self.in_proj = Linear(d_model, 2 * self.inner)
-        if self.taps:
-            self.conv = DepthwiseConv(self.inner, self.taps, bias=True)
+        self.add_taps(self.inner, bias=True)
         self.x_proj = Linear(self.inner, self.rank + 2 * self.state_size)
         self.dt_proj = Linear(self.rank, self.inner)
         self.dt_bias = nn.Parameter(torch.empty(self.inner))
@@ -52,22 +49,18 @@ class Mamba(Mixer, Weights):
         self.D.fill_(1.0)
 
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        window = ((self.taps - 1, self.inner),) if self.taps else ()
-        return (*window, (self.inner, self.state_size))
+        return (*self.window_shapes(), (self.inner, self.state_size))
 
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
-        *window, memory = state
         u, gate = self.in_proj(x).chunk(2, -1)
-        if self.taps:
-            rows = torch.cat([*window, u], 1)
-            u, window = self.conv(rows), [self.conv.last_rows(rows, padding)]
+        u, window = self.convolved(u, state, padding)
         u = F.silu(u)
         low, b, c = torch.split(self.x_proj(u), [self.rank, self.state_size, self.state_size], -1)
         step = self.dt_proj(low)
         # Padding: a step of no length.
         step = without_padding(F.softplus(step + for_examples(self.dt_bias, step)), padding)
         rate = torch.unflatten(for_examples(self.A_log.exp().flatten(-2), u), -1, (self.inner, self.state_size))
-        y, memory = selective_scan(u, step, rate, b, c, memory)
+        y, memory = selective_scan(u, step, rate, b, c, state[-1])
         out: Tensor = self.out((y + u * for_examples(self.D, u)) * F.silu(gate))
         return out, (*window, memory)
 

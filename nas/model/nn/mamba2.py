@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.model.nn.base import Mixer, Padding, State, without_padding
+from nas.model.nn.base import Padding, State, without_padding
+from nas.model.nn.convolved import Convolved
 from nas.model.nn.growth import BlockGrowth, CannotGrow, tiled, units
-from nas.model.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples, reference_conv
+from nas.model.nn.primitives import Linear, RMSNorm, Weights, for_examples, reference_conv
 from nas.model.nn.ssd import ssd
 
 _STEP = (1e-3, 1e-1)
@@ -51,7 +52,7 @@ class GroupedRMSNorm(RMSNorm):
         return F.rms_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * for_examples(self.weight, x)
 
 
-class Mamba2(Mixer, Weights):
+class Mamba2(Convolved, Weights):
     """z, x, B, C, dt = W_in h; x, B, C = silu(conv(x, B, C)); out = W_out norm(silu(z) * (SSM(x, B, C, dt) + D x)).
 
     The norm may be left out (norm=0).
@@ -65,9 +66,6 @@ class Mamba2(Mixer, Weights):
     dt_bias, A_log, D [H]; norm.weight [I] (norm=1); out.weight [D, I]. Groups are stored one after another.
     """
 
-    projection = "out"
-    stackable = True
-
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
         self.heads, self.groups = self.block.int("heads"), self.block.int("groups")
@@ -76,9 +74,7 @@ class Mamba2(Mixer, Weights):
         mixed = self.inner + 2 * self.groups * self.state_size
         self.widths = [self.inner, mixed, self.heads]
         self.in_proj = Linear(d_model, sum(self.widths))
-        self.taps = self.block.int("conv")
-        if self.taps:
-            self.conv = DepthwiseConv(mixed, self.taps, bias=True)
+        self.add_taps(mixed, bias=True)
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
         self.A_log = nn.Parameter(torch.empty(self.heads))
         self.D = nn.Parameter(torch.empty(self.heads))
@@ -92,20 +88,16 @@ class Mamba2(Mixer, Weights):
         self.D.fill_(1.0)
 
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        window = ((self.taps - 1, self.widths[1]),) if self.taps else ()
-        return (*window, (self.heads, self.inner // self.heads, self.state_size))
+        return (*self.window_shapes(), (self.heads, self.inner // self.heads, self.state_size))
 
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
-        *window, memory = state
         gate, mixed, step = torch.split(self.in_proj(x), self.widths, -1)
-        if self.taps:
-            rows = torch.cat([*window, mixed], 1)
-            mixed, window = self.conv(rows), [self.conv.last_rows(rows, padding)]
+        mixed, window = self.convolved(mixed, state, padding)
         value, b, c = self._split(F.silu(mixed))
         rate, skip = for_examples(self.A_log.exp(), step), for_examples(self.D, step)
         # Padding: a step of no length.
         step = without_padding(F.softplus(step + for_examples(self.dt_bias, step)), padding)
-        y, memory = ssd(value * step[..., None], -step * rate, b, c, memory)
+        y, memory = ssd(value * step[..., None], -step * rate, b, c, state[-1])
         y = (y + value * skip[..., None]).flatten(2)
         out: Tensor = self.out(self.norm(y * F.silu(gate)))
         return out, (*window, memory)
