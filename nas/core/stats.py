@@ -116,7 +116,11 @@ def repetition_figure(per_repetition: Sequence[float], unit: str, reason: str = 
 
     The standard error of the median is taken as that of the mean times sqrt(pi / 2), as for normal values. `log_sd` is
     that of a normal variable with the same interval: chances count, too, that few repetitions hardly tell the noise.
+    No value where a repetition has none above 0.
     """
+    if not all(0 < value < math.inf for value in per_repetition):
+        reason = "a repetition reported a number that is not above 0, or is infinite"
+        return Figure(value=None, unit=unit, n=len(per_repetition), reason=reason)
     figure = _figure(per_repetition, unit, reason)
     if figure.value is None or figure.n < 2:
         return figure

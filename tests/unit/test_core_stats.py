@@ -68,3 +68,9 @@ def test_no_repetition_is_null_with_a_reason() -> None:
 def test_no_correlation_makes_a_sum_noisier_than_is_stated() -> None:
     assert stats.sum_log_sd((10.0, 0.03), (10.0, 0.01)) == pytest.approx(0.02)
     assert stats.sum_log_sd((1.0, 0.03), (0.0, 0.5)) == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], [-1.0, 2.0, 3.0], [math.nan, 1.0], [math.inf, 1.0], [0.0]])
+def test_numbers_that_no_repetition_can_have_are_no_figure(values: list[float]) -> None:
+    figure = stats.repetition_figure(values, "MB")
+    assert figure.value is None and figure.reason and figure.n == len(values)

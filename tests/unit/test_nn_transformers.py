@@ -15,7 +15,7 @@ from nas.core.published import LFM2
 from nas.model.nn.kinds import MODULES
 from nas.model.nn.model import Model
 from nas.model.nn.primitives import draw_weights
-from nas.model.nn.transformers import tensor_names, to_transformers, transformers_config
+from nas.model.nn.transformers import TensorName, tensor_names, to_transformers, transformers_config
 from tests.support.twins import twin_of
 
 DENSE = [
@@ -189,3 +189,21 @@ def test_a_missing_tensor_is_named() -> None:
     layout = Layout.parse(DENSE[0])
     with pytest.raises(InvalidInput, match=r"lacks embed\.weight"):
         to_transformers(layout, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (TensorName(("a",), "t", tap_axis=True), (3,)),
+        (TensorName(("a",), "t", tap_axis=True), (3, 0, 2)),
+        (TensorName(("a", "b"), "t"), (4,)),
+        (TensorName(("a",), "t", centred=1), (4,)),
+        (TensorName(("a",), "t", order=(1, 0), order_axis=1), (4,)),
+        (TensorName(("a",), "t", transposed=2), (4,)),
+        (TensorName(("a",), "t", transposed=2), (5, 3)),
+        (TensorName(("a",), "t"), ()),
+    ],
+)
+def test_a_tensor_of_another_shape_is_named(name: TensorName, shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidInput, match=r"^t has"):
+        name.split({"t": torch.ones(shape)})

@@ -96,9 +96,12 @@ class TensorName:
         """Returns our tensors from `tensors` under their names.
 
         Raises:
-            InvalidInput: it is missing.
+            InvalidInput: it is missing, or of a shape that cannot be split.
         """
         whole = _take(tensors, self.theirs)
+        axes = (self.axis * (len(self.ours) > 1), self.order_axis, self.centred or 0, int(self.transposed > 0))
+        if whole.dim() - self.tap_axis <= max(axes) or (self.tap_axis and whole.shape[1] != 1):
+            raise InvalidInput(f"{self.theirs} has the shape {list(whole.shape)}, not that of {', '.join(self.ours)}")
         whole = (whole[:, 0] if self.tap_axis else whole) + self.plus
         if self.order:
             axis, rows = self.order_axis, whole.shape[self.order_axis]
@@ -113,6 +116,8 @@ class TensorName:
             raise InvalidInput(f"{self.theirs} of shape {list(whole.shape)} does not split into {len(self.ours)}")
         parts = torch.split(whole, list(sizes), self.axis) if sizes else (whole,)
         if self.transposed:
+            if parts[0].shape[0] % self.transposed:
+                raise InvalidInput(f"{self.theirs} has {len(parts[0])} rows, not {self.transposed} whole heads")
             parts = (torch.unflatten(parts[0], 0, (self.transposed, -1)).transpose(1, 2).flatten(0, 1), *parts[1:])
         return dict(zip(self.ours, parts, strict=True))
 
