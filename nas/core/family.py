@@ -242,13 +242,9 @@ class Evaluation(FamilyRecord):
 
     @model_validator(mode="after")
     def _is_of_the_same_tasks(self) -> Self:
-        first, *others = (scores.keys() for scores in self.scores.values()) if self.scores else ({},)
-        means = [tasks for benchmarks in self.groups.values() for tasks in benchmarks.values()]
-        if (
-            not first
-            or any(tasks != first for tasks in others)
-            or not all(tasks and first >= {*tasks} for tasks in means)
-        ):
+        first, *others = (set(scores) for scores in self.scores.values()) if self.scores else (set(),)
+        means = [set(tasks) for benchmarks in self.groups.values() for tasks in benchmarks.values()]
+        if not first or any(tasks != first for tasks in others) or not all(tasks and tasks <= first for tasks in means):
             raise ValueError("models answer no tasks, or not the same ones")
         return self
 

@@ -237,8 +237,8 @@ class LibraryScores(BaseModel):
     def _groups_are_those_of_uniform(self) -> Self:
         if not self._counted:
             raise ValueError("uniform has no group that counts")
-        for scored in (*self.blocks, *self.pairs):
-            if missing := self.uniform.keys() - scored.kl.keys():
+        for kl in (*(block.kl for block in self.blocks), *(pair.kl for pair in self.pairs)):
+            if missing := self.uniform.keys() - kl.keys():
                 raise ValueError(f"a score is of no {', '.join(sorted(missing))}")
         return self
 

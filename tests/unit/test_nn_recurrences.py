@@ -291,7 +291,7 @@ def test_memories_that_decay_slowly_keep_small_numbers_in_half_precision(
 @torch.no_grad()
 def test_a_delta_network_is_the_delta_rule_of_transformers_without_decay() -> None:
     ours, x = mixer("N4"), sequence()
-    mixed, _ = ours.convolved(x, ours.init_state(2, x.dtype, x.device), None)
+    mixed, _ = ours.convolved(ours.qkv(x), ours.init_state(2, x.dtype, x.device), None)
     q, k, v = ours.by_head(torch.nn.functional.silu(mixed))
     beta = ours.beta(x).sigmoid()
     y, _ = torch_recurrent_gated_delta_rule(
