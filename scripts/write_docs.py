@@ -62,7 +62,7 @@ def generated() -> dict[Path, str]:
         text = _replaced(text, name, part)
     compared = DOCS / "how-to/family-comparison.md"
     models = _replaced(compared.read_text(encoding="utf-8"), "references", reference_table())
-    post = DOCS / "how-to/post-training.md"
+    post = DOCS / "measured/post-training.md"
     trained = post.read_text(encoding="utf-8")
     tables = {
         "post-training": post_training_table,

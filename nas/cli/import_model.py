@@ -32,8 +32,8 @@ def command(
     It becomes a layout and a checkpoint of float32; weights of a quantised GGUF file are what it rounded them to.
     Tokenizer and chat template are kept beside the checkpoint, in a folder with its name and the ending .tokenizer,
     where `nas export` finds them. Nothing is downloaded, pickled weights are not read, and no code of the model runs.
-    A model that no layout can say is refused with a list of what is missing. See docs/how-to/adapting-a-model.md for
-    the families that are read.
+    A model that no layout can say is refused with a list of what is missing. See docs/reference/model-types.md for
+    the types that are read.
     """
     from nas.train.adapt.checkpoints import import_model
     from nas.train.release.found_tokenizer import FoundTokenizer, keep, tokenizer_to_keep
