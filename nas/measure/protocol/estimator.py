@@ -59,7 +59,7 @@ NOISE: Mapping[ClockName, Mapping[TimeName, NoiseModel]] = {
 }
 """Constants of the protocol, fitted to recorded runs on calm and busy machines.
 
-`python -m benchmarks.noise report` prints the fit and how often intervals hold; see docs/measured/noise.md.
+`python -m benchmarks.noise.report` prints the fit and how often intervals hold; see docs/measured/noise.md.
 """
 
 DISTURBED_LOG_SD = 0.2
