@@ -1,0 +1,1 @@
+"""Value types and arithmetic on them: layouts, spaces, plans, measurements, scoring, fronts, statistics."""

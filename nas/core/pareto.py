@@ -236,9 +236,9 @@ def front_chances(axes: TrialAxes, draws: int = DRAWS) -> dict[int, float | None
 def front_noise(axes: TrialAxes, draws: int = DRAWS) -> float | None:
     """Returns the share of a front's members that are there by noise alone; None where `front_chances` is.
 
-    The measured values hold noise once. So it is the share that one more draw of noise brings to the front of those
-    which are not on the measured front, as that draw is to the measured values what these are to the true ones. That
-    members have to stay there through one more draw (1 - their chances) says 1.3 to 1.5 times too much.
+    Measured values are true ones with one draw of noise. One more draw is to them what they are to the true values: so
+    the share of the new front's members that are not on the measured front estimates the share of the measured front's
+    members that are not on the true one. The mean of 1 - `p_front` over members would be 1.3 to 1.5 times too much.
 
     Args:
         axes: as in `front_chances`.

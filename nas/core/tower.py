@@ -155,8 +155,8 @@ class ImageTower(Tower):
         connector: width between the connector's two linear maps.
         patch: pixels of a side of a patch.
         factor: patches of a side of what becomes one token.
-        tokens: most of an image: a larger one is scaled down.
-        least: to so many tokens a smaller image is scaled up, or to `tokens` where these are fewer.
+        tokens: most tokens of an image: a larger one is scaled down.
+        least: fewest tokens of an image: a smaller one is scaled up to them, or to `tokens` where these are fewer.
     """
 
     connector: int = 2560

@@ -22,7 +22,7 @@ MAX_SIDE = 4096
 class Workload(Strict):
     """One batch-1 request: a prompt of `prompt` tokens, then `gen` decoded tokens.
 
-    Without the latter, the prompt is a text whose tokens get a vector each, as retrieval needs, and no logits.
+    With `gen` 0 the prompt is a text of which each token gets a vector and no logits, as in retrieval.
     Images or sounds come first, which a layout's tower turns into tokens, an image as one frame; `prompt` is the text.
     Field names follow llama.cpp's own. `context` is the allocated window; `affinity` the cores to pin to
     (empty: not pinned).

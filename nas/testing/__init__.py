@@ -1,0 +1,1 @@
+"""Fakes, and contract tests for blocks, runtimes, transports, tasks and proposers; the product imports none of it."""

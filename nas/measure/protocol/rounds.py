@@ -2,9 +2,8 @@
 
 In each repetition one process holds the candidate and the reference model, which take turns. Where a runner cannot do
 that, or the device has too little memory for both, their processes alternate. A round is a job that an agent claims;
-its result is judged here. Repetitions that do not count are repeated, after a
-pause if the device throttled. A run that fails twice while the reference runs work is the candidate's failure; all
-other failures are infrastructure failures.
+its result is judged here. Repetitions that do not count are repeated, after a pause if the device throttled. A run that
+fails twice while the reference runs work is the candidate's failure; all other failures are infrastructure failures.
 """
 
 from __future__ import annotations

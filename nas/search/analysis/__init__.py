@@ -1,0 +1,1 @@
+"""Reading a study: its record, snapshots, reports, front, agreement, plots, archives."""

@@ -1,0 +1,1 @@
+"""The users' HTTP API, submitted studies, and `nas serve`."""

@@ -1,0 +1,1 @@
+"""View models: what a page and its JSON twin show of a study, candidate, layout or family."""

@@ -1,0 +1,1 @@
+"""Members of a family compared with published models on one device."""

@@ -1,0 +1,1 @@
+"""Pre-training of a member: data, recipe, objective, growth from a smaller model."""

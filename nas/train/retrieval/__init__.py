@@ -1,0 +1,1 @@
+"""Late-interaction models: training, folders, GGUF files, indexes and search."""
