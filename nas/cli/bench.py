@@ -116,7 +116,7 @@ def command(
 
     Layouts, and those of folders, are exported with random weights. Earlier results are not reused. In tables, t/s is
     the mean of the repetitions and its standard deviation, as in llama-bench; the value with its 95 % interval is that
-    of studies: the fastest repetitions, corrected for the speed of the machine.
+    of studies: corrected, by the reference model beside it, to a device that nothing disturbs.
     """
     lists = (numbers_of(prompt, "--prompt"), numbers_of(gen, "--gen"), numbers_of(threads, "--threads"))
     models = list(map(_model_of, subjects))

@@ -43,9 +43,9 @@ def gc(
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Remove unused model files, checkpoints, compiled programs, blocks of `nas adapt` and files of types.
+    """Remove unused model files, checkpoints, compiled programs, blocks of `nas adapt` and quantised files.
 
-    The least recently used ones of each kind go first. Files of types are those that `nas compare --types` made.
+    The least recently used ones of each kind go first. Quantised files are those that `nas compare --types` made.
 
     Files of running measurements, reference models and Pareto fronts of finished studies are always kept, and so is
     the library in $NAS_HOME while `nas adapt` runs.

@@ -36,7 +36,7 @@ COMMANDS = {
     "runtime": "List and build runtimes.",
     "serve": "Run the coordinator: dashboard, API and remote device agents.",
     "doctor": "Diagnose problems on this machine and suggest fixes.",
-    "gc": "Remove unused model files, checkpoints, compiled programs, blocks of `nas adapt` and files of types.",
+    "gc": "Remove unused model files, checkpoints, compiled programs, blocks of `nas adapt` and quantised files.",
     "backup": "Save the database, keys, studies and families of $NAS_HOME as one archive.",
     "restore": "Restore what `nas backup` saved, as a new $NAS_HOME.",
     "demo-data": "Import the recorded studies of hilnas, to look at.",
