@@ -88,7 +88,8 @@ def _replaced(text: str, name: str, part: str) -> str:
 def cli_reference() -> str:
     """Returns docs/reference/cli.md: the output of `--help` of every command."""
     root = typer.main.get_command(app)
-    parts = ["# Command reference\n\nEvery command and option, to look up. Written by `make docs` from the commands' own help.\n"]
+    purpose = "Every command and option, to look up. Written by `make docs` from the commands' own help."
+    parts = [f"# Command reference\n\n{purpose}\n"]
     for path, text in _helps(root, "nas", None):
         parts.append(f"## {path}\n\n```text\n{text}\n```\n")
     return "\n".join(parts)
