@@ -83,14 +83,22 @@ class LiveLab:
         trials.add_event(self.store, study, trial, EventKind.PROGRESS, {"what": "quality", "rung": 0, "quality": told})
 
     def measure(
-        self, study: int, trial: int, latency: float, memory: float, *, n: int = 3, runtime: str = "fake"
+        self,
+        study: int,
+        trial: int,
+        latency: float,
+        memory: float,
+        *,
+        n: int = 3,
+        runtime: str = "fake",
+        calibration_ms: float | None = None,
     ) -> None:
         """A measurement of the trial is kept; it took two seconds."""
         self._made += 1
         made = Measurement(
             artifact="a", runtime=runtime, build="b", patched=False, device="box",
             workload=tiny_space().workloads["chat"], figures=figures(latency, memory, n), repetitions=[],
-            refused_share=0.0, protocol=PROTOCOL_VERSION,
+            refused_share=0.0, protocol=PROTOCOL_VERSION, calibration_ms=calibration_ms,
         )  # fmt: skip
         outcome = {"value": made.model_dump(mode="json"), "seconds": 2.0}
         results.put(self.store, key(self._made), "measure", outcome, seconds=2.0, trial=(study, trial))

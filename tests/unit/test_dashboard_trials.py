@@ -158,8 +158,26 @@ def test_a_candidate_says_its_place_its_neighbours_and_what_is_before_and_after_
     assert len(apart) == 5 and apart == sorted(apart) and 3 not in [each["trial"] for each in best["neighbours"]]
     page = Page(visitor.get("/studies/study/trials/3", headers=HTML).text)
     assert f"Place {rows[3]['place']} of 5 on the front" in page.text
+    quality = best["objectives"][0]
+    assert (quality["low"], quality["high"]) == pytest.approx((1.169, 1.231), abs=1e-3)
+    assert quality["reference_ends"]["published"] == pytest.approx((0.972, 1.028), abs=1e-3)
+    assert "1.20 1.17 to 1.23" in page.text and "1.00 0.97 to 1.03" in page.text, "of the trial and the reference"
+    assert "1.10 1.07 to 1.13" in page.text, "of a neighbour"
     links = [named.get("href") for tag, named in page.tags if tag == "a"]
     assert {"/studies/study/trials/2", "/studies/study/trials/4", "/studies/study/trials"} <= set(links)
+
+
+def test_a_comparison_says_where_calibrations_differ(lab: LiveLab, visitor: TestClient) -> None:
+    for name, calibrations in (("study", (2.0,)), ("same", (2.0,)), ("other", (2.5, None))):
+        study = lab.study(name)
+        for latency, calibration_ms in enumerate(calibrations, 1):
+            lab.complete(study, 1.0, latency, 1.0, calibration_ms=calibration_ms)
+    pages = {
+        other: visitor.get(f"/studies/study/compare?trial=0&trial={other}", headers=HTML).text
+        for other in ("same/0", "other/0", "other/1")
+    }
+    said = "on local/fake: other has another calibration, so ratios have wider intervals"
+    assert {other: said in page for other, page in pages.items()} == {"same/0": False, "other/0": True, "other/1": True}
 
 
 def test_trials_of_several_studies_are_compared(lab: LiveLab, visitor: TestClient) -> None:
@@ -179,7 +197,11 @@ def test_trials_of_several_studies_are_compared(lab: LiveLab, visitor: TestClien
     assert [each["name"] for each in alike["candidates"]] == ["trial 1", "same trial 0"] and alike["apart"] == []
     latency = next(row for row in alike["figures"] if row["metric"] == "latency")
     assert [each["value"] for each in latency["figures"]] == [0.5, 0.4] and latency["ratios"][1]["value"] < 1
-    assert next(row for row in alike["evaluations"] if not row["group"])["differences"][1] == pytest.approx(0.25)
+    quality = next(row for row in alike["evaluations"] if not row["group"])
+    assert quality["differences"][1] == pytest.approx(0.25)
+    assert quality["difference_ends"][1] == pytest.approx((0.222, 0.278), abs=1e-3)
+    page = visitor.get("/studies/study/compare?trial=1&trial=same/0", headers=HTML).text
+    assert "1.25 ± 0.01" in page and "+0.25 <small" in page and "0.22 to 0.28" in page
 
     unlike = compared("1", "study/2", "other/0")
     (why,) = unlike["apart"]

@@ -19,8 +19,8 @@ from nas.core.measurement import TTFT_PARTS, ClockName, Figure, Measurement, Rep
 from nas.core.metrics import METRICS
 from nas.core.profile import ProfileSummary
 from nas.core.quality_config import QualityConfig
-from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, of_proxy, together
-from nas.core.stats import Z95
+from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, of_proxy, ratio_sd, together
+from nas.core.stats import Z95, interval
 from nas.core.workload import MEDIA_FIELDS, Workload
 from nas.infra.store import artifacts, results
 from nas.infra.store.rows import Result
@@ -60,6 +60,10 @@ _STUDIES = 4
 _FRESH_S = 60.0
 
 
+Ends = tuple[float | None, float | None]
+"""Of an interval; null if it is not known."""
+
+
 class Training(TrainResult):
     """One training of the proxy."""
 
@@ -81,10 +85,13 @@ class ObjectiveView(View):
     unit: str = Field(description="'x' for a ratio to the published reference over several devices or runtimes")
     direction: str
     value: float | None
+    low: float | None = Field(description="lower end of the 95 % interval of `value`")
+    high: float | None
     coordinate: float | None
     sd: float | None = Field(description="of the coordinate")
     rung: str | None = Field(description="rung of a quality; qualities of different rungs do not compare")
     references: dict[str, float | None] = Field(description="reference layout -> its value, at the same rung")
+    reference_ends: dict[str, Ends] = Field(description="reference layout -> ends of the 95 % interval of its value")
 
 
 class RepetitionView(View):
@@ -272,7 +279,9 @@ class EvaluationRow(View):
     rung: str
     group: str = Field(description="'' for the quality, the mean over groups")
     values: tuple[float | None, ...]
+    sds: tuple[float | None, ...] = Field(description="over seeds; only the quality has one")
     differences: tuple[float | None, ...] = Field(description="to the first candidate")
+    difference_ends: tuple[Ends, ...] = Field(description="of the 95 % interval of a difference of qualities")
 
 
 class ComparisonView(View):
@@ -281,7 +290,9 @@ class ComparisonView(View):
     study: str = Field(description="of the first candidate")
     candidates: tuple[CandidateView, ...] = Field(description="names of those of other studies begin with the study's")
     contexts: tuple[int, ...] = Field(description="tokens for which all candidates' caches are known")
-    apart: tuple[str, ...] = Field(description="why figures of other studies have rows of their own")
+    apart: tuple[str, ...] = Field(
+        description="why figures of other studies have rows of their own, or wider intervals of their ratios"
+    )
     rows: tuple[LayerRow, ...]
     figures: tuple[FigureRow, ...]
     evaluations: tuple[EvaluationRow, ...]
@@ -401,18 +412,19 @@ def _of_another_study(
             "workload": measurement.workload,
         }
 
-    earlier = {
-        measurement.key: conditions(measurement) for candidate in before for measurement in candidate.measurements
-    }
+    earlier = {measurement.key: measurement for candidate in reversed(before) for measurement in candidate.measurements}
     measurements = []
     for measurement in view.measurements:
         key = measurement.key
-        expected = earlier.get(key, conditions(measurement))
+        first = earlier.get(key, measurement)
+        expected = conditions(first)
         differences = [f"another {name}" for name, value in conditions(measurement).items() if expected[name] != value]
         if differences:
             apart.append(f"{measurement.name}: {other.name} has {' and '.join(differences)}")
             renamed = key._replace(workload=f"{key.workload} of {other.name}")
             measurement = measurement.model_copy(update={"key": renamed})
+        elif measurement.calibration_ms != first.calibration_ms:
+            apart.append(f"{measurement.name}: {other.name} has another calibration, so ratios have wider intervals")
         measurements.append(measurement)
     evaluations = view.evaluations
     references = [space.references.layouts()[PUBLISHED] for space in (other.space, study.space)]
@@ -540,33 +552,47 @@ def _neighbours(study: StudySnapshot, number: int) -> Iterator[NeighbourView]:
 
 
 def _objectives(study: StudySnapshot, record: Record) -> Iterator[ObjectiveView]:
-    theirs = {name: reference.axes for name, reference in study.record.references.items()}
     for index, (objective, reached) in enumerate(zip(study.space.objectives, record.axes, strict=True)):
-        columns = {name: axis.value if (axis := axes[index]) else None for name, axes in theirs.items()}
-        rung = record.quality.rung if record.quality and METRICS[objective.metric].source == "proxy" else None
+        metric = METRICS[objective.metric]
+        columns = {
+            name: (axis.value, axis.value_sd) if (axis := reference.axes[index]) else (None, None)
+            for name, reference in study.record.references.items()
+        }
+        rung = record.quality.rung if record.quality and metric.source == "proxy" else None
         if rung is not None and record.rescored is not None:
             rung = f"{rung}, on fresh seeds"
         elif rung is not None:
             columns = _qualities(study, rung, objective.metric)
+        low, high = _ends(reached.value, reached.value_sd, metric.transform) if reached else (None, None)
         yield ObjectiveView(
             name=objective.name,
             metric=objective.metric,
             unit=study.axes[index].unit,
             direction=study.axes[index].direction,
             value=reached.value if reached else None,
+            low=low,
+            high=high,
             coordinate=reached.coordinate if reached else None,
             sd=reached.sd if reached else None,
             rung=rung,
-            references=columns,
+            references={name: value for name, (value, _) in columns.items()},
+            reference_ends={name: _ends(value, sd, metric.transform) for name, (value, sd) in columns.items()},
         )
 
 
-def _qualities(study: StudySnapshot, rung: str, metric: str = "quality") -> dict[str, float | None]:
-    """Returns reference -> its value of a metric of quality at a rung."""
-    return {
-        name: of_proxy(metric, reference.rungs[rung])[0] if rung in reference.rungs else None
-        for name, reference in study.record.references.items()
-    }
+def _ends(value: float | None, sd: float | None, transform: str) -> Ends:
+    return (None, None) if value is None or sd is None else interval(value, sd, transform)
+
+
+def _qualities(
+    study: StudySnapshot, rung: str, metric: str = "quality"
+) -> dict[str, tuple[float | None, float | None]]:
+    """Returns reference -> its value of a metric of quality at a rung, and the standard deviation of that."""
+    rows: dict[str, tuple[float | None, float | None]] = {}
+    for name, reference in study.record.references.items():
+        value, sd = of_proxy(metric, reference.rungs[rung]) if rung in reference.rungs else (None, 0.0)
+        rows[name] = value, None if value is None else ratio_sd(value, sd)
+    return rows
 
 
 def _measurement(study: StudySnapshot, key: MeasurementKey, measurement: Measurement) -> MeasurementView:
@@ -606,7 +632,7 @@ def _repetition(repetition: Repetition) -> RepetitionView:
 
 def _evaluations(study: StudySnapshot, record: Record) -> Iterator[EvaluationView]:
     for rung, quality in record.rungs.items():
-        means = _qualities(study, rung)
+        means = {name: value for name, (value, _) in _qualities(study, rung).items()}
         yield EvaluationView(rung=rung, group="", value=quality.value, sd=quality.sd, references=means)
         for group, value in quality.per_group.items():
             theirs = {name: reference.rungs.get(rung) for name, reference in study.record.references.items()}
@@ -804,18 +830,24 @@ def ratio(figure: Figure | None, base: Figure | None, *, alike: bool) -> Ratio |
 
 
 def _compared_evaluations(candidates: Sequence[CandidateView]) -> Iterator[EvaluationRow]:
-    scores = [
-        {(evaluation.rung, evaluation.group): evaluation.value for evaluation in candidate.evaluations}
+    by_key = [
+        {(evaluation.rung, evaluation.group): evaluation for evaluation in candidate.evaluations}
         for candidate in candidates
     ]
-    for rung, group in dict.fromkeys(key for of_candidate in scores for key in of_candidate):
-        values = [of_candidate.get((rung, group)) for of_candidate in scores]
-        first = values[0]
+    for rung, group in dict.fromkeys(key for of_candidate in by_key for key in of_candidate):
+        row = [of_candidate.get((rung, group)) for of_candidate in by_key]
+        differences = [None if row[0] is None or one is None else one.value - row[0].value for one in row]
+        sds = [None if one is None else one.sd for one in row]
+        ends = [
+            _ends(difference, together(sds[0], sd), "linear") for difference, sd in zip(differences, sds, strict=True)
+        ]
         yield EvaluationRow(
             rung=rung,
             group=group,
-            values=tuple(values),
-            differences=tuple(None if value is None or first is None else value - first for value in values),
+            values=tuple(None if one is None else one.value for one in row),
+            sds=tuple(sds),
+            differences=tuple(differences),
+            difference_ends=((None, None), *ends[1:]),  # the first is compared with itself
         )
 
 
