@@ -93,7 +93,7 @@ def study_router(
     def export_report(name: StudyName) -> Response:
         from nas.serve.dashboard.study_report import study_report_html  # matplotlib takes a second to load
 
-        content = study_report_html(store, name)
+        content = study_report_html(store, snapshots.get(name))
         return Response(content, headers=_download(f"{name}-report.html"), media_type="text/html; charset=utf-8")
 
     @router.get("/front.json")
@@ -113,14 +113,14 @@ def study_router(
 
     @router.get("/now")
     def show_now(request: Request, name: StudyName) -> Response:
-        view = study_view(store, snapshots, name, {})
+        view = study_view(store, snapshots.get(name), {})
         return page("study_live.html", request, view=view, submitted=is_submitted(name))
 
     # The last decorator is the first route: '{name}' would take 'NAME.json', too.
     @router.get("")
     @router.get(".json")
     def show_study(request: Request, name: StudyName) -> Response:
-        view = study_view(store, snapshots, name, request.query_params)
+        view = study_view(store, snapshots.get(name), request.query_params)
         return answer("study.html", request, view, submitted=is_submitted(name))
 
     return router

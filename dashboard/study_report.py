@@ -12,7 +12,7 @@ from markupsafe import Markup
 from nas.infra.store.store import Store
 from nas.search.analysis.plot import front_svg
 from nas.search.analysis.report import study_report
-from nas.search.analysis.snapshot import Snapshots
+from nas.search.analysis.snapshot import StudySnapshot
 from nas.search.study.events import Calibrated, notes
 from nas.serve.dashboard.pages import render
 from nas.serve.views.family import family_page
@@ -21,15 +21,8 @@ from nas.serve.views.study import study_view
 _STYLES = ("dashboard.css", "plots.css", "study.css", "report.css")
 
 
-def study_report_html(store: Store, name: str) -> str:
-    """Returns the report of a study as one HTML page.
-
-    Raises:
-        InvalidInput: its space is not valid in this version.
-        UnknownName: no such study.
-    """
-    snapshots = Snapshots(store)
-    study = snapshots.get(name)
+def study_report_html(store: Store, study: StudySnapshot) -> str:
+    """Returns the report of a study as one HTML page; raises UnknownName if the study is gone."""
     report = study_report(store, study)
     calibrations = {
         (calibration.device, calibration.runtime): calibration
@@ -37,13 +30,13 @@ def study_report_html(store: Store, name: str) -> str:
     }
     return render(
         "report.html",
-        view=study_view(store, snapshots, name, {}),
+        view=study_view(store, study, {}),
         report=report,
         calibrations=list(calibrations.values()),
         picture=_picture(report),
         style=_style(),
         space=yaml.safe_dump(json.loads(json.dumps(study.record.study.space)), sort_keys=False, allow_unicode=True),
-        study=shlex.quote(name),
+        study=shlex.quote(study.name),
     )
 
 

@@ -122,6 +122,8 @@ SHOWN: Mapping[str, tuple[str, ...] | Nothing] = {
     "nas.serve.views.candidate.FrontStanding.p_front": _P_FRONT,
     "nas.serve.views.candidate.NeighbourView.high": _OF_AXES,
     "nas.serve.views.candidate.NeighbourView.low": _OF_AXES,
+    "nas.serve.views.candidate.ObjectiveView.high": _OF_AXES,
+    "nas.serve.views.candidate.ObjectiveView.low": _OF_AXES,
     "nas.serve.views.candidate.ObjectiveView.sd": _OF_AXES,
     "nas.serve.views.candidate.Ratio.high": ("ratio of two figures",),
     "nas.serve.views.candidate.Ratio.low": ("ratio of two figures",),

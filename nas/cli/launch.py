@@ -138,7 +138,7 @@ def command(
 
 def _require_free(options: LaunchOptions) -> None:
     """Checks that a new study can have its name."""
-    studies.check_name(options.study)
+    studies.check_new_name(options.study)
     try:
         with open_store(options.db) as store:
             studies.get(store, options.study)

@@ -32,7 +32,7 @@ from nas.search.analysis.hardware import ModelError, hardware_report
 from nas.search.analysis.pipette import FORM_FACTORS, rank, read_results, results_bytes
 from nas.search.analysis.record import read_study
 from nas.search.analysis.report import csv_parts, finite, parquet_bytes, study_report, study_table
-from nas.search.analysis.snapshot import StudySnapshot
+from nas.search.analysis.snapshot import Snapshots, StudySnapshot
 from nas.search.proposers.hardware import TRUSTED
 from nas.search.study.check import support_filter
 from nas.search.study.events import all_events, stored_space
@@ -131,7 +131,7 @@ def report(
     from nas.serve.dashboard.study_report import study_report_html  # matplotlib takes a second to load
 
     with open_store(db) as store:
-        text = study_report_html(store, study)
+        text = study_report_html(store, Snapshots(store).get(study))
     _write(output, text.encode())
 
 

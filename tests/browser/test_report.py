@@ -9,6 +9,7 @@ from accessible import expect_accessible
 from conftest import fill
 from live_lab import LiveLab
 from playwright.sync_api import Browser, Page
+from study_support import snapshot
 
 from nas.serve.dashboard.study_report import study_report_html
 
@@ -19,7 +20,7 @@ def report(browser: Browser, tmp_path: Path) -> Page:
     lab = LiveLab(tmp_path)
     fill(lab, lab.study())
     file = tmp_path / "report.html"
-    file.write_text(study_report_html(lab.store, "study"))
+    file.write_text(study_report_html(lab.store, snapshot(lab.store)))
     page = browser.new_page()
     page.goto(file.as_uri())
     return page

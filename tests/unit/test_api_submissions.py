@@ -39,6 +39,12 @@ def test_it_can_learn_from_studies_that_are_there(lab: Lab) -> None:
         lab.submitted.submit("mine", space_text(), by="somebody")
 
 
+def test_a_name_is_not_the_address_of_another_study_s_data(lab: Lab) -> None:
+    with pytest.raises(InvalidInput, match="does not end in"):
+        submit(lab, "mine.json")
+    assert lab.submitted.find("mine.json") is None
+
+
 def begin(lab: Lab, study: str = "mine", state: StudyState = StudyState.RUNNING) -> int:
     """What the process of a study does in the database; gives the study's id."""
     space = parse_space(space_text(), "space.yaml").model_dump(mode="json")

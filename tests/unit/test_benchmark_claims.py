@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from study_support import bed_of
+from study_support import bed_of, snapshot
 
 from benchmarks.claims.experiments import EXPERIMENTS, rows_of
 from benchmarks.claims.registry import KEYS, SHOWN, SUFFIX, Nothing, statistics
 from benchmarks.claims.rows import Row, calibration, share
 from nas.search.analysis.report import study_report
-from nas.search.analysis.snapshot import Snapshots
 from nas.serve.views.study import study_view
 
 SMALL = {"null": 24, "gains": 16, "ordered": 12, "whole": 8, "fronts": 24, "models": 60}
@@ -46,7 +45,7 @@ def test_every_listed_statistic_is_simulated(rows: dict[str, list[Row]]) -> None
 def test_the_json_of_a_study_has_no_other_statistics(tmp_path: Path) -> None:
     bed = bed_of(tmp_path)
     bed.run(6)
-    view = study_view(bed.store, Snapshots(bed.store), "study", {}).model_dump(mode="json")
+    view = study_view(bed.store, snapshot(bed.store), {}).model_dump(mode="json")
     keys = {key for data in (study_report(bed.store, "study"), view) for key in keys_of(data) if SUFFIX.search(key)}
     assert {"low", "p_front", "hypervolume_ci95"} <= keys
     assert keys <= {name.rpartition(".")[2] for name in SHOWN} | {key for key, field in KEYS.items() if field in SHOWN}

@@ -28,6 +28,8 @@ def test_names_are_unique_and_plain(store: Store) -> None:
     for name in ("", "../up", "a b", "x" * 65, ".hidden"):
         with pytest.raises(InvalidInput, match="no study name"):
             new_study(store, name)
+    with pytest.raises(InvalidInput, match=r"'first\.json' is the address of another study's data"):
+        new_study(store, "first.json")
     with pytest.raises(UnknownName, match="did you mean 'first'"):
         studies.get(store, "frist")
 

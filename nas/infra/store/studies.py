@@ -49,9 +49,9 @@ def create(store: Store, name: str, space: Json, *, seed: int, version: str) -> 
     """Creates a study; `version` is that of hilnas.
 
     Raises:
-        InvalidInput: the name is taken, or has other characters than letters, digits, '.', '_' and '-'.
+        InvalidInput: the name is taken, or no name that a new study can have (`check_new_name`).
     """
-    check_name(name)
+    check_new_name(name)
     with store.write() as connection:
         created = insert_if_absent(
             connection,
@@ -80,6 +80,13 @@ def check_name(name: str) -> None:
     """Raises `InvalidInput` unless `name` is a valid name of a study."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(f"{name!r} is no study name; use up to 64 letters, digits, '.', '_' and '-'")
+
+
+def check_new_name(name: str) -> None:
+    """Raises `InvalidInput` unless a new study can have the name: `NAME.json` is the address of the data of `NAME`."""
+    check_name(name)
+    if name.endswith(".json"):
+        raise InvalidInput(f"{name!r} is the address of another study's data; a name does not end in '.json'")
 
 
 def get(store: Store, study_or_name: int | str) -> Study:

@@ -289,7 +289,7 @@ class SubmittedStudies:
                 there is no such earlier study.
             Conflict: another study has the name.
         """
-        studies.check_name(study)
+        studies.check_new_name(study)
         check_warm_start(self._store, warm_start, study)
         new = Submission(
             study=study,

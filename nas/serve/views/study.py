@@ -310,20 +310,18 @@ def studies_view(
     )
 
 
-def study_view(store: Store, snapshots: Snapshots, name: str, query: Mapping[str, str]) -> StudyView:
+def study_view(store: Store, study: StudySnapshot, query: Mapping[str, str]) -> StudyView:
     """Returns the view of a study.
 
     Args:
         store: the database.
-        snapshots: of its studies.
-        name: of the study.
+        study: the snapshot.
         query: of the page's address.
 
     Raises:
-        InvalidInput: its space is not valid in this version, or the query is malformed.
-        UnknownName: no such study, axis, or device and runtime.
+        InvalidInput: the query is malformed.
+        UnknownName: no such axis, or device and runtime; or the study is gone.
     """
-    study = snapshots.get(name)
     row = studies.get(store, study.id)
     view = study.cached("view", lambda: _view(study))
     condition = studies.condition(store, row)
