@@ -19,7 +19,7 @@ from nas.infra.store.store import Store
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
 from nas.search.analysis.archive import FORMAT, VERSION, import_study
 from nas.search.proposers.sampling import Sampler
-from nas.search.study.events import CALIBRATED, LAUNCHED
+from nas.search.study.events import Calibrated, Launched
 
 FLYING = 24
 """The last trials of a study that still runs have not ended."""
@@ -125,7 +125,7 @@ def _opening(judge: Judge, trials: int) -> Iterator[dict[str, Any]]:
     figures = figures_json(judge.published())
     calibrated = [
         {
-            "what": CALIBRATED,
+            "what": Calibrated.what,
             "id": id,
             "device": device,
             "runtime": "llama.cpp",
@@ -138,7 +138,7 @@ def _opening(judge: Judge, trials: int) -> Iterator[dict[str, Any]]:
         for device, id in DEVICES.items()
     ]
     for payload in (
-        {"what": LAUNCHED, "trials": trials, "warm_start": []},
+        {"what": Launched.what, "trials": trials, "warm_start": []},
         *calibrated,
         {"scales": {"figures": {PUBLISHED: figures, ATTENTION: figures}}},
         {"reference_point": CORNER},

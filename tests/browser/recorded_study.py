@@ -26,7 +26,7 @@ from nas.infra.store.store import Store
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
 from nas.search.proposers import Observation
 from nas.search.spaces import load_space
-from nas.search.study.events import CALIBRATED, LAUNCHED, Observed, Profiled, ReferencePointFixed
+from nas.search.study.events import Calibrated, Launched, Observed, Profiled, ReferencePointFixed
 
 TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "recorded" / "lfm2-study.json.gz"
 BASE = {
@@ -52,8 +52,8 @@ def add_recorded_study(store: Store, clock: StillClock, device: str, name: str =
     record = json.loads(gzip.decompress(TABLE.read_bytes()))["studies"][0]
     space, began = load_space(record["space"]), clock.time
     study = studies.create(store, name, space.model_dump(mode="json"), seed=record["seed"], version="0").id
-    events.append(store, study, {"what": CALIBRATED, "id": device, "device": "local"})
-    events.append(store, study, {"what": LAUNCHED, "trials": len(record["told"]) - 2, "warm_start": []})
+    events.append(store, study, {"what": Calibrated.what, "id": device, "device": "local"})
+    events.append(store, study, {"what": Launched.what, "trials": len(record["told"]) - 2, "warm_start": []})
     events.append(store, study, ReferencePointFixed(record["reference_point"]).to_json())
     taken = figures_json({MeasurementKey("local", "llama.cpp", "chat"): _figures({"objectives": {}, "noise": {}})})
     studies.set_scales(store, study, {"figures": {PUBLISHED: taken, ATTENTION: taken}})

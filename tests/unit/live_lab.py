@@ -18,7 +18,7 @@ from nas.infra.store import events, results, studies, trials
 from nas.infra.store.rows import Origin, StudyState
 from nas.infra.store.store import Store
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
-from nas.search.study.events import CALIBRATED, Launched
+from nas.search.study.events import Launched
 
 CONDITIONS: dict[str, Any] = {"protocol": 3, "conditions": {}, "times": {}}
 CORNER = {"quality": 0.0, "latency": 1.0, "memory": 1.0}
@@ -52,7 +52,7 @@ class LiveLab:
         """A running study of four trials to come, of the tiny space with `changes`; `judged`: see `judge`."""
         space = tiny_space(**changes).model_dump(mode="json")
         id = studies.create(self.store, name, space, seed=0, version="0").id
-        calibrated = {"what": CALIBRATED, "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 1.0}
+        calibrated = {"what": "calibrated", "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 1.0}
         events.append(self.store, id, calibrated | CONDITIONS)
         events.append(self.store, id, Launched(4).to_json())
         studies.set_state(self.store, id, StudyState.RUNNING)

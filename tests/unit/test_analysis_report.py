@@ -20,7 +20,7 @@ from nas.infra.store import events, trials
 from nas.search.analysis.record import read_study
 from nas.search.analysis.report import study_report
 from nas.search.proposers import Observation
-from nas.search.study.events import CALIBRATED
+from nas.search.study.events import Calibrated
 
 TRIALS = 6
 Report = dict[str, Any]
@@ -177,7 +177,7 @@ def test_before_the_references_are_done_there_is_no_hypervolume(tmp_path: Path) 
 def test_one_device_under_two_names_is_reported_under_both(tmp_path: Path) -> None:
     bed = bed_of(tmp_path)
     bed.run(1)
-    events.append(bed.store, 1, {"what": CALIBRATED, "id": DEVICE.id, "device": "laptop"})
+    events.append(bed.store, 1, {"what": Calibrated.what, "id": DEVICE.id, "device": "laptop"})
     record = read_study(bed.store, "study")
     assert {place.device for each in record.records.values() for place in each.measurements} == {"local", "laptop"}
 

@@ -26,7 +26,7 @@ from nas.infra.store import events, studies, trials
 from nas.infra.store.rows import StudyState
 from nas.search.analysis.report import study_report
 from nas.search.analysis.snapshot import Snapshots, StudySnapshot
-from nas.search.study.events import CALIBRATED, LAUNCHED, elapsed
+from nas.search.study.events import Calibrated, Launched, elapsed
 from nas.serve.views.study import Points, points
 from tests.support.waiting import until
 
@@ -218,10 +218,10 @@ def test_a_study_that_is_launched_again_is_not_read_whole_again(lab: LiveLab) ->
     study, snapshots = lab.study(), Snapshots(lab.store)
     lab.complete(study, 1.0, 1.5, 1.5)
     before = snapshots.get("study")
-    events.append(lab.store, study, {"what": LAUNCHED, "trials": 9, "warm_start": []})
+    events.append(lab.store, study, {"what": Launched.what, "trials": 9, "warm_start": []})
     after = snapshots.get("study")
     assert after.records[0] is before.records[0] and after.record.requested == 9
-    events.append(lab.store, study, {"what": CALIBRATED, "id": "box-2", "device": "local"})
+    events.append(lab.store, study, {"what": Calibrated.what, "id": "box-2", "device": "local"})
     assert snapshots.get("study").records[0] is not before.records[0]
 
 
@@ -232,7 +232,7 @@ def test_running_time_does_not_count_nights(lab: LiveLab) -> None:
     ran = snapshots.get("study").record.log.elapsed_s
     assert ran == lab.clock.time - begun - 1  # the clock went on after the last event
     lab.clock.time += 1e5
-    events.append(lab.store, study, {"what": LAUNCHED, "trials": 9, "warm_start": []})
+    events.append(lab.store, study, {"what": Launched.what, "trials": 9, "warm_start": []})
     lab.clock.time += 3
     lab.propose(study)
     log = snapshots.get("study").record.log

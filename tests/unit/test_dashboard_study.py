@@ -20,7 +20,7 @@ from nas.core.units import show_number
 from nas.infra.store import events, studies, trials
 from nas.infra.store.rows import StudyState
 from nas.search.analysis.report import harmless, study_report
-from nas.search.study.events import CLOSED, EXPECTED
+from nas.search.study.events import Closed, Expected
 
 TWO: dict[str, Any] = {
     "runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]
@@ -84,9 +84,9 @@ def test_the_twin_says_what_the_page_shows(lab: LiveLab, visitor: TestClient) ->
     study = filled(lab)
     trials.add_event(
         lab.store, study, 7, EventKind.PROGRESS,
-        {"what": EXPECTED, "gain": 0.1, "hypervolume": 2.0, "batch": 2, "quality": None},
+        {"what": Expected.what, "gain": 0.1, "hypervolume": 2.0, "batch": 2, "quality": None},
     )  # fmt: skip
-    events.append(lab.store, study, {"what": CLOSED, "rule": "trials", "message": "all 4 layouts were proposed"})
+    events.append(lab.store, study, {"what": Closed.what, "rule": "trials", "message": "all 4 layouts were proposed"})
     view, page = told(visitor), shown(visitor)
     report = study_report(lab.store, "study")
     assert view["hypervolume"]["value"] == pytest.approx(report["hypervolume"])

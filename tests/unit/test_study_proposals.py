@@ -17,7 +17,7 @@ from nas.core.trial import Event, EventKind
 from nas.infra.store.rows import Trial
 from nas.search.proposers import PROPOSERS, BaseProposer, Observation
 from nas.search.proposers.sampling import Rng
-from nas.search.study.events import OBSERVED, REFERENCE_POINT
+from nas.search.study.events import Observed, ReferencePointFixed
 from nas.search.study.ledger import Ledger
 from nas.search.study.proposals import ProposalDriver, replay
 
@@ -98,7 +98,7 @@ def test_a_log_with_everything_in_it_replays(bed: Bed) -> None:
     next_trial(each, ledger)
     assert Moody.seen == [(0, False), (1, False), (1, True)]
     assert differences(bed, ledger) == []
-    assert [event.payload.get("what") for event in ledger.events()].count(REFERENCE_POINT) == 1
+    assert [event.payload.get("what") for event in ledger.events()].count(ReferencePointFixed.what) == 1
 
 
 def test_a_log_that_lacks_something_does_not(bed: Bed) -> None:
@@ -107,7 +107,7 @@ def test_a_log_that_lacks_something_does_not(bed: Bed) -> None:
     first = next_trial(each, ledger)
     each.tell(ledger, first.number, running(first))
     next_trial(each, ledger)
-    untold = [event for event in ledger.events() if event.payload.get("what") != OBSERVED]
+    untold = [event for event in ledger.events() if event.payload.get("what") != Observed.what]
     (line,) = differences(bed, ledger, untold)
     assert line.startswith("trial 1: d128")
 
@@ -138,8 +138,8 @@ def test_what_comes_while_it_is_asked_is_told_and_logged_afterwards(bed: Bed) ->
     assert Moody.seen[-1] == (0, False)
     kinds = [(event.kind, event.payload.get("what")) for event in ledger.events()]
     asked = max(i for i, (kind, _) in enumerate(kinds) if kind is EventKind.PROPOSED)
-    assert kinds.index((EventKind.PROGRESS, OBSERVED)) > asked
-    assert kinds.index((EventKind.STUDY, REFERENCE_POINT)) > asked
+    assert kinds.index((EventKind.PROGRESS, Observed.what)) > asked
+    assert kinds.index((EventKind.STUDY, ReferencePointFixed.what)) > asked
     next_trial(each, ledger)
     assert Moody.seen[-1] == (1, True)
     assert differences(bed, ledger) == []
@@ -166,7 +166,7 @@ def test_the_same_is_told_once(bed: Bed) -> None:
     trial = next_trial(each, ledger)
     for latency in (0.1, 0.2, 0.1):
         each.tell(ledger, trial.number, running(trial, latency))
-    assert [event.payload.get("what") for event in ledger.events()].count(OBSERVED) == 2
+    assert [event.payload.get("what") for event in ledger.events()].count(Observed.what) == 2
 
 
 def test_a_withdrawn_proposal_is_not_pending_and_is_told_again_if_it_runs_after_all(bed: Bed) -> None:
@@ -185,7 +185,7 @@ def test_a_withdrawn_proposal_is_not_pending_and_is_told_again_if_it_runs_after_
     ledger = bed.ledger()
     later = asker(bed, ledger)
     later.tell(ledger, trial.number, running(trial))
-    assert [event.payload.get("what") for event in ledger.events()].count(OBSERVED) == 3
+    assert [event.payload.get("what") for event in ledger.events()].count(Observed.what) == 3
     next_trial(later, ledger)
     assert differences(bed, ledger) == []
 

@@ -18,7 +18,7 @@ from nas.infra.store import studies, trials
 from nas.search.analysis.report import study_report
 from nas.search.proposers import Observation, Proposer, Sampler, make_proposer
 from nas.search.study.check import support_filter
-from nas.search.study.events import CALIBRATED, CORPUS, WARM, all_events
+from nas.search.study.events import CorpusUsed, WarmStarted, all_events
 from nas.search.study.ledger import Ledger
 from nas.search.study.proposals import BoundSpace, SharedNames, replay, require_studies, warm_start
 
@@ -38,7 +38,7 @@ def begin(bed: Bed, *names: str, name: str = "second") -> tuple[Ledger, list[str
 
 
 def earlier(ledger: Ledger) -> list[Observation]:
-    (event,) = [event for event in ledger.events() if event.payload.get("what") == WARM]
+    (event,) = [event for event in ledger.events() if event.payload.get("what") == WarmStarted.what]
     return [Observation.from_json(seen) for seen in event.payload["observations"]]
 
 
@@ -95,8 +95,8 @@ def test_what_means_something_else_is_not_shared() -> None:
 
 def test_figures_of_another_build_or_corpus_are_not_shared() -> None:
     def bound(build: str, corpus: str) -> BoundSpace:
-        calibrated = {"what": CALIBRATED, "device": "local", "runtime": "fake", "id": "box", "build": build, "ms": 1.0}
-        used = {"what": CORPUS, "hash": corpus * 64, "versions": {}, "made_of": {}}
+        calibrated = {"what": "calibrated", "device": "local", "runtime": "fake", "id": "b", "build": build, "ms": 1.0}
+        used = {"what": CorpusUsed.what, "hash": corpus * 64, "versions": {}, "made_of": {}}
         return BoundSpace.of(tiny_space(), [Event(EventKind.STUDY, payload, None, 1) for payload in (calibrated, used)])
 
     def common(build: str, corpus: str) -> tuple[set[str], int]:

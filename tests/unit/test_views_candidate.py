@@ -16,7 +16,7 @@ from nas.infra.store import events, trials
 from nas.search.analysis.hardware import hardware_report
 from nas.search.analysis.record import read_study
 from nas.search.analysis.snapshot import Snapshots
-from nas.search.study.events import CORPUS
+from nas.search.study.events import CorpusUsed
 from nas.serve.views.candidate import CandidateView, Forecasts, Ratio, candidate_views, comparison_view
 
 TRIALS = 6
@@ -27,7 +27,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("candidate")
     made = bed_of(folder)
     made.run(TRIALS)
-    events.append(made.store, 1, {"what": CORPUS, "hash": "0" * 64, "versions": {}, "made_of": {}})
+    events.append(made.store, 1, {"what": CorpusUsed.what, "hash": "0" * 64, "versions": {}, "made_of": {}})
     return made
 
 

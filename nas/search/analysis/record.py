@@ -43,16 +43,12 @@ from nas.search.proxy.ladder import proxy_of
 from nas.search.proxy.quality import Quality
 from nas.search.study.events import (
     BY_PEOPLE,
-    CALIBRATED,
-    LAUNCHED,
-    OBSERVED,
-    QUALITY,
-    REMEASURED,
-    RESCORED,
     UNREADABLE,
+    Calibrated,
     CalibratedDevice,
     Launched,
     Named,
+    Observed,
     QualityKnown,
     Remeasured,
     Rescored,
@@ -67,6 +63,8 @@ from nas.search.study.events import (
 log = logging.getLogger(__name__)
 _FROZEN = ("scales", "reference_point")
 """Fields of study events that change how all trials are scored."""
+_IN_RECORDS = frozenset(kind.what for kind in (QualityKnown, Rescored, Remeasured, Observed))
+"""Notes that fields of `Record` hold."""
 KeyLookup = Callable[[str, str, str | None, str], Sequence[MeasurementKey]]
 """A device's id, a runtime's name, a quantisation (None: not known) and a workload's JSON -> the space's keys."""
 
@@ -165,7 +163,7 @@ class Record:
             self.quality, self.rescored = fresh.quality, fresh
         elif again := Remeasured.read(event.payload):
             self.remeasured[again.round] = again
-        elif what == OBSERVED:
+        elif what == Observed.what:
             observation = event.payload["observation"]
             self.observed = {name: value for name, value in observation.items() if name != "layout"}
             self.observed_after_s = after_s
@@ -212,15 +210,15 @@ class StudyLog:
             self.last = event.id
             self.notes.append(event)
             return
-        if self.launched and what != LAUNCHED:
+        if self.launched and what != Launched.what:
             self.elapsed_s += event.at - self.at
-        self.launched = self.launched or what == LAUNCHED
+        self.launched = self.launched or what == Launched.what
         self.last, self.at = event.id, event.at
         if event.kind is EventKind.STUDY:
             self.notes.append(event)
-            if what == CALIBRATED or any(name in event.payload for name in _FROZEN):
+            if what == Calibrated.what or any(name in event.payload for name in _FROZEN):
                 self.judged = event.id
-        elif event.kind is EventKind.PROGRESS and what not in (QUALITY, RESCORED, REMEASURED, OBSERVED):
+        elif event.kind is EventKind.PROGRESS and what not in _IN_RECORDS:
             self.notes.append(event)
         elif event.kind is EventKind.COMPLETE and event.trial is not None:
             self.completions.append(Completion(event.trial, event.at, self.elapsed_s))

@@ -30,25 +30,6 @@ from nas.search.proposers import Observation
 from nas.search.proposers.api import Coordinate, RungNumber, StoredLayout
 from nas.search.proxy.quality import Quality
 
-LAUNCHED = "launched"
-CALIBRATED = "calibrated"
-CORPUS = "corpus"
-OBSERVED = "observed"
-REFERENCE_POINT = "reference point"
-WARM = "warm start"
-EXPECTED = "expected gain"
-CLOSED = "closed"
-QUALITY = "quality"
-RESCORED = "rescored"
-NAMED = "front named"
-REMEASURED = "remeasured"
-ANCHORS = "anchors"
-SPENT = "spent"
-MARKED = "marked"
-PROFILED = "profiled"
-BY_PEOPLE = (MARKED, PROFILED)
-"""Notes that people add at any time: they are no work of an orchestrator."""
-
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 """What reading malformed JSON raises, beside `InvalidInput`."""
 
@@ -110,7 +91,7 @@ class Launched(Note):
         warm_start: names of the earlier studies that this one learns from.
     """
 
-    what: ClassVar[str] = LAUNCHED
+    what: ClassVar[str] = "launched"
     trials: Number
     warm_start: tuple[str, ...] = ()
 
@@ -130,7 +111,7 @@ class Calibrated(Note):
         times: workload -> times of the reference model.
     """
 
-    what: ClassVar[str] = CALIBRATED
+    what: ClassVar[str] = "calibrated"
     device: DeviceText
     runtime: DeviceText
     id: DeviceText
@@ -153,7 +134,7 @@ class CorpusUsed(Note):
             empty: files.
     """
 
-    what: ClassVar[str] = CORPUS
+    what: ClassVar[str] = "corpus"
     hash: Hash
     versions: Mapping[str, Any]
     made_of: Mapping[str, str]
@@ -163,7 +144,7 @@ class CorpusUsed(Note):
 class Observed(Note):
     """An observation of a trial was passed to the proposer, in the order of the log."""
 
-    what: ClassVar[str] = OBSERVED
+    what: ClassVar[str] = "observed"
     observation: StoredObservation
 
 
@@ -171,7 +152,7 @@ class Observed(Note):
 class ReferencePointFixed(Note):
     """The reference point was passed to the proposer: objective -> coordinate."""
 
-    what: ClassVar[str] = REFERENCE_POINT
+    what: ClassVar[str] = "reference point"
     point: Mapping[str, Coordinate]
 
 
@@ -184,7 +165,7 @@ class WarmStarted(Note):
         observations: of their layouts, under this study's names.
     """
 
-    what: ClassVar[str] = WARM
+    what: ClassVar[str] = "warm start"
     studies: Sequence[Json]
     observations: Sequence[StoredObservation]
 
@@ -199,7 +180,7 @@ class Expected(Note):
         batch: layouts that are evaluated in parallel.
     """
 
-    what: ClassVar[str] = EXPECTED
+    what: ClassVar[str] = "expected gain"
     gain: Coordinate | None
     hypervolume: Annotated[float, Field(ge=0, le=MOST_FIGURE)]
     batch: Number
@@ -219,7 +200,7 @@ class Closed(Note):
         message: a sentence for people.
     """
 
-    what: ClassVar[str] = CLOSED
+    what: ClassVar[str] = "closed"
     rule: str
     message: str
 
@@ -233,7 +214,7 @@ class QualityKnown(Note):
         quality: relative to the published reference.
     """
 
-    what: ClassVar[str] = QUALITY
+    what: ClassVar[str] = "quality"
     rung: RungNumber
     quality: StoredQuality
 
@@ -246,7 +227,7 @@ class AnchorsChosen(Note):
         layouts: references are not among them.
     """
 
-    what: ClassVar[str] = ANCHORS
+    what: ClassVar[str] = "anchors"
     layouts: Sequence[StoredLayout]
 
 
@@ -259,7 +240,7 @@ class Rescored(Note):
         per_seed: seed -> the quality that it alone gives.
     """
 
-    what: ClassVar[str] = RESCORED
+    what: ClassVar[str] = "rescored"
     quality: StoredQuality
     per_seed: Mapping[Annotated[int, Field(ge=0, lt=10**10)], Coordinate]
 
@@ -272,7 +253,7 @@ class Named(Note):
         trials: in the order in which they are spoken of.
     """
 
-    what: ClassVar[str] = NAMED
+    what: ClassVar[str] = "front named"
     trials: Annotated[tuple[Number, ...], Field(max_length=100)]
 
 
@@ -304,7 +285,7 @@ class Remeasured(Note):
         measurements: one for each device, runtime and workload.
     """
 
-    what: ClassVar[str] = REMEASURED
+    what: ClassVar[str] = "remeasured"
     round: Annotated[int, Field(ge=0, lt=1000)]
     measurements: Annotated[tuple[SecondFigures, ...], Field(max_length=1000)]
 
@@ -313,7 +294,7 @@ class Remeasured(Note):
 class Spent(Note):
     """Seconds that a stage without a stored result took: "propose"."""
 
-    what: ClassVar[str] = SPENT
+    what: ClassVar[str] = "spent"
     stage: str
     seconds: Seconds
 
@@ -329,7 +310,7 @@ class Marked(Note):
         text: a note.
     """
 
-    what: ClassVar[str] = MARKED
+    what: ClassVar[str] = "marked"
     trial: Number
     star: bool
     tags: Annotated[tuple[Tag, ...], Field(max_length=20)]
@@ -351,7 +332,7 @@ class Profiled(Note):
         profile: its times.
     """
 
-    what: ClassVar[str] = PROFILED
+    what: ClassVar[str] = "profiled"
     trial: Number
     device: DeviceText
     runtime: DeviceText
@@ -360,6 +341,10 @@ class Profiled(Note):
     gen: Number
     threads: Number
     profile: ProfileSummary
+
+
+BY_PEOPLE = (Marked.what, Profiled.what)
+"""Notes that people add at any time: they are no work of an orchestrator."""
 
 
 def all_events(store: Store, study: int, after: int = 0) -> list[Event]:
@@ -390,8 +375,8 @@ def event_line(trial: int | None, kind: str, payload: Mapping[str, Any]) -> str 
         payload: as stored.
     """
     subject = "study" if trial is None else f"trial {trial}"
-    if trial is not None and kind == "progress" and payload.get("what") in (QUALITY, RESCORED):
-        fresh = " on fresh seeds" if payload["what"] == RESCORED else ""
+    if trial is not None and kind == "progress" and payload.get("what") in (QualityKnown.what, Rescored.what):
+        fresh = " on fresh seeds" if payload["what"] == Rescored.what else ""
         return f"{subject}: {_quality(payload['quality'], fresh)}"
     if kind in ("study", "progress"):
         if trial is None and payload.get("reason"):
@@ -458,7 +443,7 @@ def calibrated_devices(log: Iterable[Event]) -> list[CalibratedDevice]:
     """Returns the devices that took part, in the order of the log."""
     devices = []
     for event in log:
-        if event.payload.get("what") == CALIBRATED:
+        if event.payload.get("what") == Calibrated.what:
             conditions = event.payload.get("conditions", {})
             cores = tuple((name, tuple(places)) for name, places in conditions.get("cores", {}).items())
             threads = tuple(conditions.get("threads", {}).items())
@@ -475,8 +460,8 @@ def elapsed(log: Sequence[Event]) -> list[float]:
     for event in log:
         what = event.payload.get("what")
         if what not in BY_PEOPLE:
-            total += event.at - at if begun and what != LAUNCHED else 0.0
-            begun, at = begun or what == LAUNCHED, event.at
+            total += event.at - at if begun and what != Launched.what else 0.0
+            begun, at = begun or what == Launched.what, event.at
         seconds.append(total)
     return seconds
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.search.proposers.promotion import Decision, Ladder, Verdict
-from nas.search.study.events import QUALITY
+from nas.search.study.events import QualityKnown
 from nas.search.study.scales import Scales
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class PromotionController:
                 self._recalled[event.trial, rung - 1] = "promote"
             elif event.kind is EventKind.STOPPED:
                 self._recalled[event.trial, rung] = "stop"
-            elif event.payload.get("what") == QUALITY and rung < self._ladder.top:
+            elif event.payload.get("what") == QualityKnown.what and rung < self._ladder.top:
                 self._expected[event.trial, rung] = None
 
     def enter(self, run: TrialRun) -> None:

@@ -30,8 +30,8 @@ from nas.infra.store.store import Store
 from nas.measure.devices.host_lock import HostLock
 from nas.search.proposers import Features, Observation, Proposal, Sampler, SearchState, make_proposer
 from nas.search.study.events import (
-    CALIBRATED,
     AnchorsChosen,
+    Calibrated,
     CorpusUsed,
     Observed,
     ReferencePointFixed,
@@ -206,7 +206,7 @@ class BoundSpace:
     @staticmethod
     def of(space: SearchSpace, log: Sequence[Event]) -> BoundSpace:
         """Returns the space with the devices, builds and corpus of a study's log."""
-        calibrated = [event.payload for event in log if event.payload.get("what") == CALIBRATED]
+        calibrated = [event.payload for event in log if event.payload.get("what") == Calibrated.what]
         builds = {(note["device"], note["runtime"]): note["build"] for note in calibrated if "build" in note}
         used = notes(log, CorpusUsed)
         training = canonical_json(used[-1].to_json()) if used else None

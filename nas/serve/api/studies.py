@@ -41,7 +41,7 @@ from nas.search.analysis.report import (
 from nas.search.analysis.snapshot import Snapshots
 from nas.search.spaces.yaml_text import MAX_CHARACTERS
 from nas.search.study.estimate import Estimate
-from nas.search.study.events import MARKED, Marked, notes
+from nas.search.study.events import Marked, notes
 from nas.serve.api.access import require
 from nas.serve.api.submissions import (
     Order,
@@ -403,7 +403,7 @@ def mark_trial(store: Store, study: str, number: int, request: MarkRequest) -> T
     trials.get(store, id, number)
     with store.write() as connection:
         lock_study(connection, id)  # marks of two visitors at once are both kept
-        before = [mark for mark in notes(events.notes(store, id, MARKED), Marked) if mark.trial == number]
+        before = [mark for mark in notes(events.notes(store, id, Marked.what), Marked) if mark.trial == number]
         old = before[-1] if before else Marked(number, star=False, tags=(), text="")
         new = Marked(
             number,

@@ -28,7 +28,7 @@ from nas.measure.protocol.calibration import known_runtime
 from nas.measure.runtimes import RUNTIMES
 from nas.search.analysis.report import study_report
 from nas.search.proxy.ladder import proxy_of
-from nas.search.study.events import CALIBRATED, stored_space
+from nas.search.study.events import Calibrated, stored_space
 
 DEPTHS = 8
 """Number of equal parts of a stack for which shares of mixers are counted."""
@@ -233,7 +233,7 @@ def study_origin(
     # With an assumed quality for the parent, trained candidates would win or lose by the assumption.
     trained = criteria.trained(pattern.parent.layout)
     criteria = replace(criteria, quality=trained[1]) if trained else replace(criteria, proxies={})
-    searched = {event.payload["id"] for event in events.notes(store, row.id, CALIBRATED)}
+    searched = {event.payload["id"] for event in events.notes(store, row.id, Calibrated.what)}
     return Origin(pattern, criteria, tuple(sorted(searched)))
 
 
