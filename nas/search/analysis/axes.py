@@ -40,6 +40,11 @@ class AxisView(BaseModel):
     workload: str | None = None
     budget: float | None = Field(None, description="the limit, in the axis' unit; null where there is none")
 
+    @property
+    def heading(self) -> str:
+        """The label with the unit, such as 'latency [ms]'."""
+        return f"{self.label} [{self.unit}]" if self.unit else self.label
+
 
 class MeasuredFigure(NamedTuple):
     """A metric of one device, runtime and workload."""

@@ -20,7 +20,7 @@ from nas.core.metrics import METRICS
 from nas.core.profile import ProfileSummary
 from nas.core.quality_config import QualityConfig
 from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, of_proxy, ratio_sd, together
-from nas.core.stats import Z95, interval
+from nas.core.stats import interval
 from nas.core.workload import MEDIA_FIELDS, Workload
 from nas.infra.store import artifacts, results
 from nas.infra.store.rows import Result
@@ -92,6 +92,11 @@ class ObjectiveView(View):
     rung: str | None = Field(description="rung of a quality; qualities of different rungs do not compare")
     references: dict[str, float | None] = Field(description="reference layout -> its value, at the same rung")
     reference_ends: dict[str, Ends] = Field(description="reference layout -> ends of the 95 % interval of its value")
+
+    @property
+    def heading(self) -> str:
+        """The name with the unit, such as 'latency [ms]'."""
+        return f"{self.name} [{self.unit}]" if self.unit else self.name
 
 
 class RepetitionView(View):
@@ -388,11 +393,7 @@ def comparison_view(
 
 
 def _of_another_study(
-    view: CandidateView,
-    other: StudySnapshot,
-    study: StudySnapshot,
-    before: Sequence[CandidateView],
-    apart: list[str],
+    view: CandidateView, other: StudySnapshot, study: StudySnapshot, before: Sequence[CandidateView], apart: list[str]
 ) -> CandidateView:
     """Returns the view of a trial of another study; what was measured otherwise than in `before` gets another name.
 
@@ -824,9 +825,9 @@ def ratio(figure: Figure | None, base: Figure | None, *, alike: bool) -> Ratio |
     sd = together(*(one.log_sd if alike else one.whole_log_sd for one in (figure, base)))
     if not sd:
         return None
-    mean = math.log(figure.value / base.value)
-    off = Z95 * sd
-    return Ratio(value=math.exp(mean), low=math.exp(mean - off), high=math.exp(mean + off))
+    value = figure.value / base.value
+    low, high = interval(value, sd, "log")
+    return Ratio(value=value, low=low, high=high)
 
 
 def _compared_evaluations(candidates: Sequence[CandidateView]) -> Iterator[EvaluationRow]:
@@ -853,17 +854,9 @@ def _compared_evaluations(candidates: Sequence[CandidateView]) -> Iterator[Evalu
 
 def _forecast_view(model: ModelError, trial: int) -> ForecastView:
     forecast = next((candidate for candidate in model.candidates if candidate.trial == trial), None)
+    of_model = ("device", "runtime", "workload", "metric", "unit", "mape", "measurements")
     return ForecastView(
-        device=model.device,
-        runtime=model.runtime,
-        workload=model.workload,
-        metric=model.metric,
-        unit=model.unit,
-        measured=forecast.measured if forecast else None,
-        predicted=forecast.predicted if forecast else None,
-        low=forecast.low if forecast else None,
-        high=forecast.high if forecast else None,
-        mape=model.mape,
-        measurements=model.measurements,
+        **{name: getattr(model, name) for name in of_model},
+        **{name: getattr(forecast, name, None) for name in ("measured", "predicted", "low", "high")},
         reason=model.reason if forecast is None else None,
     )

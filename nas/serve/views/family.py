@@ -87,6 +87,11 @@ class FigureKind(View):
     label: str
     unit: str
 
+    @property
+    def heading(self) -> str:
+        """The label with the unit, such as 'decode at 512 tokens [ms]'."""
+        return f"{self.label} [{self.unit}]"
+
 
 class MeasuredView(View):
     """A model's figures on one device and runtime; one for each kind, null if it was not measured."""
