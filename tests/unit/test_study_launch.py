@@ -69,7 +69,7 @@ def lease(store: Store, study: Study) -> StudyLease:
 def dead_holder() -> str:
     """The name that a process had as a holder."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        holder = leases.holder_of(process.pid)
+        holder = leases.new_holder(process.pid)
         process.kill()
     return holder
 
@@ -89,13 +89,13 @@ def test_a_study_is_taken_over_from_a_process_that_died(store: Store, study: Stu
 def test_a_zombie_is_dead(store: Store, study: Study) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-        hold(store, study, leases.holder_of(process.pid))
+        hold(store, study, leases.new_holder(process.pid))
         lease(store, study)
 
 
 def test_a_live_study_is_left_alone(store: Store, study: Study) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        old = hold(store, study, leases.holder_of(process.pid))
+        old = hold(store, study, leases.new_holder(process.pid))
         with pytest.raises(StudyBusy, match="run by"):
             lease(store, study)
         leases.renew(store, old)

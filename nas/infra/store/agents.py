@@ -228,4 +228,4 @@ def _agent(row: Row[Any]) -> Agent:
 
 
 def _api_token(row: Row[Any]) -> ApiToken:
-    return ApiToken(row.name, Role(row.role), row.created, row.last_used)
+    return ApiToken(row.name, row.role, row.created, row.last_used)

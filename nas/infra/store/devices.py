@@ -443,11 +443,11 @@ def _with_silence(device: DeviceRow, now: float) -> DeviceRow:
 
 
 def _row(row: Row[Any]) -> DeviceRow:
-    return from_row(DeviceRow, row, device=Device.model_validate, state=DeviceState, health=Health)
+    return from_row(DeviceRow, row, device=Device.model_validate)
 
 
 def _event(row: Row[Any]) -> DeviceEvent:
-    event = from_row(DeviceEvent, row, kind=DeviceEventKind)
+    event = DeviceEvent(**row._mapping)
     if event.kind is not DeviceEventKind.RESERVATION or event.reason is None:
         return event
     reservation = Reservation(**json.loads(event.reason))

@@ -27,14 +27,7 @@ from urllib.parse import quote
 from sqlalchemy import BigInteger, Connection, Engine, Float, Integer, String, Table, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import (
-    ArgumentError,
-    DatabaseError,
-    DataError,
-    InternalError,
-    NoSuchModuleError,
-    OperationalError,
-)
+from sqlalchemy.exc import ArgumentError, DatabaseError, DataError, InternalError, NoSuchModuleError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.types import TypeEngine
@@ -376,10 +369,7 @@ def _check_values(engine: Engine) -> None:
         return type(kind.__name__, (kind,), {"result_processor": lambda *_: check})
 
     of: dict[type[TypeEngine[Any]], Any] = {Integer: int, BigInteger: int, Float: (int, float), String: str}
-    engine.dialect.colspecs = {
-        **engine.dialect.colspecs,
-        **{kind: checked(types, kind) for kind, types in of.items()},
-    }
+    engine.dialect.colspecs = {**engine.dialect.colspecs, **{kind: checked(types, kind) for kind, types in of.items()}}
 
 
 def _configure(foreign_keys: bool, writable: bool, connection: Any, record: Any) -> None:

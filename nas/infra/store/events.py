@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, func, select
 
 from nas.core.trial import Event, EventKind
 from nas.infra.store.leases import lock_study
@@ -28,14 +28,14 @@ def since(store: Store, study: int, after: int = 0, *, limit: int = 1000) -> lis
         rows = connection.execute(
             select(event).where(event.c.study == study, event.c.id > after).order_by(event.c.id).limit(limit)
         )
-        return [_event(row) for row in rows]
+        return [Event(**row._mapping) for row in rows]
 
 
 def latest(store: Store, study: int, limit: int) -> list[Event]:
     """Returns the newest events, at most `limit`, oldest first."""
     query = select(event).where(event.c.study == study).order_by(event.c.id.desc()).limit(limit)
     with store.read() as connection:
-        return [_event(row) for row in reversed(connection.execute(query).all())]
+        return [Event(**row._mapping) for row in reversed(connection.execute(query).all())]
 
 
 def newest(store: Store, study: int) -> int:
@@ -50,7 +50,7 @@ def notes(store: Store, study: int, what: str) -> list[Event]:
         event.c.study == study, event.c.trial.is_(None), event.c.payload["what"].as_string() == what
     )
     with store.read() as connection:
-        return [_event(row) for row in connection.execute(query.order_by(event.c.id))]
+        return [Event(**row._mapping) for row in connection.execute(query.order_by(event.c.id))]
 
 
 def insert_event(connection: Connection, new: Event) -> Event:
@@ -59,7 +59,3 @@ def insert_event(connection: Connection, new: Event) -> Event:
     key = connection.execute(event.insert(), values).inserted_primary_key
     assert key is not None
     return Event(new.kind, new.payload, new.trial, new.study, key[0], new.at)
-
-
-def _event(row: Row[Any]) -> Event:
-    return Event(EventKind(row.kind), row.payload, row.trial, row.study, row.id, row.at)

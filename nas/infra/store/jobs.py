@@ -373,8 +373,7 @@ def _all(store: Store, *which: ColumnElement[bool], order: tuple[Any, ...]) -> l
 
 
 def _job(row: Row[Any]) -> JobRow:
-    parsed = {"payload": Round.model_validate, "result": RoundResult.model_validate}
-    return from_row(JobRow, row, kind=JobKind, state=JobState, blame=Blame, **parsed)
+    return from_row(JobRow, row, payload=Round.model_validate, result=RoundResult.model_validate)
 
 
 def _take_back(connection: Connection, device: DeviceRow, now: float) -> None:

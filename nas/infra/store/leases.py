@@ -32,17 +32,13 @@ _CURRENT = select(study_lease).where(study_lease.c.study == bindparam("of"))
 _LOCKED = select(study_table.c.id).where(study_table.c.id == bindparam("of")).with_for_update(key_share=True)
 
 
-def new_holder() -> str:
-    """Returns a name for this process as a holder, unique over hosts and restarts."""
-    return holder_of(os.getpid())
-
-
-def holder_of(pid: int) -> str:
-    """Returns a name for a running process of this machine: host, process id, and what distinguishes it from others.
+def new_holder(pid: int | None = None) -> str:
+    """Returns a name for a running process of this machine, by default this one, unique over hosts and restarts.
 
     Two machines may have the same host name, and two containers the same kernel. So the name holds a hash of the
     kernel's boot id and the namespace of process ids, and when the process started.
     """
+    pid = os.getpid() if pid is None else pid
     _, started = _process(pid)
     return f"{socket.gethostname()}:{pid}:{_process_ids()}-{started}-{secrets.token_hex(4)}"
 

@@ -119,7 +119,7 @@ def jobs(
         query = query.where(or_(job.c.created < created, and_(job.c.created == created, job.c.id < id)))
     with store.read() as connection:
         rows = connection.execute(query.order_by(job.c.created.desc(), job.c.id.desc()).limit(limit))
-        return [_summary(row) for row in rows]
+        return [JobSummary(**row._mapping) for row in rows]
 
 
 def queues(store: Store) -> dict[str, list[QueuedJob]]:
@@ -131,7 +131,7 @@ def queues(store: Store) -> dict[str, list[QueuedJob]]:
     with store.read() as connection:
         for row in connection.execute(query.order_by(*order)):
             waiting = by_device.setdefault(row.device, [])
-            waiting.append(QueuedJob(row.id, JobKind(row.kind), row.name, len(waiting) + 1, row.created))
+            waiting.append(QueuedJob(row.id, row.kind, row.name, len(waiting) + 1, row.created))
     return by_device
 
 
@@ -183,7 +183,7 @@ def _summaries(store: Store, query: Select[Any]) -> list[StudySummary]:
         ids = [row.id for row in rows]
         trials = select(trial.c.study, func.count()).where(trial.c.study.in_(ids)).group_by(trial.c.study)
         counts = {id: count for id, count in connection.execute(trials)}
-    shown = conditions(store, [(row.id, row.name, StudyState(row.state)) for row in rows])
+    shown = conditions(store, [(row.id, row.name, row.state) for row in rows])
     return [_study_summary(row, counts.get(row.id, 0), shown[row.id]) for row in rows]
 
 
@@ -191,8 +191,7 @@ def _study_summary(row: Row[Any], trials: int, condition: Condition) -> StudySum
     name = row.space.get("name") if isinstance(row.space, dict) else None
     problem = None if isinstance(name, str) else "its search space is malformed"
     space = name if isinstance(name, str) else ""
-    state = StudyState(row.state)
-    return StudySummary(row.id, row.name, space, state, row.desired_state, row.created, trials, condition, problem)
+    return StudySummary(row.id, row.name, space, row.state, row.desired_state, row.created, trials, condition, problem)
 
 
 def summary(store: Store, row: Study) -> StudySummary:
@@ -216,7 +215,7 @@ def studies_by_condition(store: Store) -> dict[str, int]:
     """Returns state as users see it -> how many studies; states without studies are left out."""
     with store.read() as connection:
         states = connection.execute(select(study.c.id, study.c.name, study.c.state))
-        rows = [(row.id, row.name, StudyState(row.state)) for row in states]
+        rows = [(row.id, row.name, row.state) for row in states]
     return dict(Counter(condition.state for condition in conditions(store, rows).values()))
 
 
@@ -245,9 +244,3 @@ def leases_granted(store: Store) -> dict[str, int]:
     """Returns device -> leases granted for it in all: its epoch."""
     with store.read() as connection:
         return {id: epoch for id, epoch in connection.execute(select(device_table.c.id, device_table.c.epoch))}
-
-
-def _summary(row: Row[Any]) -> JobSummary:
-    values = dict(row._mapping)
-    values |= {"kind": JobKind(row.kind), "state": JobState(row.state)}
-    return JobSummary(**values | {"blame": Blame(row.blame) if row.blame else None})

@@ -35,7 +35,6 @@ from nas.infra.store.rows import (
     JobState,
     Json,
     Stage,
-    from_row,
 )
 from nas.infra.store.store import Store, retried
 
@@ -182,7 +181,10 @@ def conclude_check(store: Store, id: str, number: int, outcome: CheckOutcome, re
             return False
         devices.change(connection, id, check_number=number + 1)
         devices.log_event(connection, id, now, DeviceEventKind.CHECK, outcome, reason)
-        _delete_old_check_jobs(connection, id, now)
+        # Jobs of checks belong to no study, which would delete them.
+        of_check = (job_table.c.kind == JobKind.CHECK) & job_table.c.study.is_(None) & (job_table.c.device == id)
+        old = job_table.c.state.not_in(jobs.LIVE) & (job_table.c.updated < now - _CHECK_JOBS_KEPT_S)
+        connection.execute(delete(job_table).where(of_check, old))
         if row.health in _CHECKED:
             _rate_by_check(connection, row, outcome, reason, at, now)
         return True
@@ -210,13 +212,13 @@ def attempts_of_key(store: Store, key: str) -> list[Attempt]:
     """Returns the attempts at the result of `key`, oldest first."""
     query = select(attempt).where(attempt.c.result_key == key).order_by(attempt.c.id)
     with store.read() as connection:
-        return [from_row(Attempt, row) for row in connection.execute(query)]
+        return [Attempt(**row._mapping) for row in connection.execute(query)]
 
 
 def insert_attempt(connection: Connection, **values: Any) -> Attempt:
     """Stores an attempt under the next id."""
     row = connection.execute(attempt.insert().values(values).returning(*attempt.c)).one()
-    return from_row(Attempt, row)
+    return Attempt(**row._mapping)
 
 
 @retried
@@ -356,10 +358,3 @@ def _rate_by_check(
         devices.change(connection, row.id, check_due=None)
     else:
         devices.rate(connection, row, row.health, reason, now, **later)
-
-
-def _delete_old_check_jobs(connection: Connection, device: str, now: float) -> None:
-    """Deletes finished jobs of earlier checks, which belong to no study."""
-    of_check = (job_table.c.kind == JobKind.CHECK) & job_table.c.study.is_(None) & (job_table.c.device == device)
-    old = job_table.c.state.not_in(jobs.LIVE) & (job_table.c.updated < now - _CHECK_JOBS_KEPT_S)
-    connection.execute(delete(job_table).where(of_check, old))

@@ -11,7 +11,7 @@ from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput
 from nas.infra.store.engine import insert_if_absent
 from nas.infra.store.models import result, result_use
-from nas.infra.store.rows import Json, Result, Stage, from_row
+from nas.infra.store.rows import Json, Result, Stage
 from nas.infra.store.store import Store, retried
 
 _KEYS_PER_QUERY = 500
@@ -20,13 +20,7 @@ _ONE = select(result).where(result.c.result_key == bindparam("key"))
 
 @retried
 def put(
-    store: Store,
-    key: str,
-    stage: Stage,
-    payload: Json,
-    *,
-    seconds: float = 0.0,
-    trial: tuple[int, int] | None = None,
+    store: Store, key: str, stage: Stage, payload: Json, *, seconds: float = 0.0, trial: tuple[int, int] | None = None
 ) -> Result:
     """Stores a result unless its key has one, and returns the stored one: the first writer wins.
 
@@ -61,7 +55,7 @@ def get_many(store: Store, keys: Sequence[str]) -> dict[str, Result]:
         for start in range(0, len(keys), _KEYS_PER_QUERY):
             page = keys[start : start + _KEYS_PER_QUERY]
             rows = connection.execute(select(result).where(result.c.result_key.in_(page)))
-            results |= {row.result_key: from_row(Result, row) for row in rows}
+            results |= {row.result_key: Result(**row._mapping) for row in rows}
     return results
 
 
@@ -86,7 +80,7 @@ def of_trial(store: Store, study: int, number: int) -> list[Result]:
         .order_by(result.c.created, result.c.result_key)
     )
     with store.read() as connection:
-        return [from_row(Result, row) for row in connection.execute(query)]
+        return [Result(**row._mapping) for row in connection.execute(query)]
 
 
 class ResultSummary(NamedTuple):
@@ -167,4 +161,4 @@ def insert_use(connection: Connection, key: str, trial: tuple[int, int], *, firs
 
 def _get(connection: Connection, key: str) -> Result | None:
     row = connection.execute(_ONE, {"key": key}).first()
-    return from_row(Result, row) if row else None
+    return Result(**row._mapping) if row else None

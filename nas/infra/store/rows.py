@@ -108,6 +108,11 @@ class Role(StrEnum):
     OPERATE = "operate"
     ADMIN = "admin"
 
+    def includes(self, other: Role) -> bool:
+        """Returns whether the role has all rights of another one."""
+        order = [*Role]
+        return order.index(self) >= order.index(other)
+
 
 class Blame(StrEnum):
     """Cause of a failed job."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, func, select, update
 
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput, StudyBusy, UnknownName
@@ -19,7 +19,7 @@ from nas.infra.store.engine import insert_if_absent
 from nas.infra.store.events import insert_event
 from nas.infra.store.leases import lock_study
 from nas.infra.store.models import event, study
-from nas.infra.store.rows import DesiredState, Json, Study, StudyLease, StudyState, from_row
+from nas.infra.store.rows import DesiredState, Json, Study, StudyLease, StudyState
 from nas.infra.store.store import Store, retried
 
 INTERRUPTED = "interrupted"
@@ -100,7 +100,7 @@ def get(store: Store, study_or_name: int | str) -> Study:
         row = connection.execute(select(study).where(column == study_or_name)).first()
         if row is None:
             raise UnknownName("study", str(study_or_name), connection.scalars(select(study.c.name)))
-        return _study(row)
+        return Study(**row._mapping)
 
 
 def find_id(store: Store, name: str) -> int:
@@ -113,7 +113,7 @@ def find_id(store: Store, name: str) -> int:
 def all(store: Store) -> list[Study]:
     """Returns every study, oldest first."""
     with store.read() as connection:
-        return [_study(row) for row in connection.execute(select(study).order_by(study.c.id))]
+        return [Study(**row._mapping) for row in connection.execute(select(study).order_by(study.c.id))]
 
 
 def condition(store: Store, row: Study) -> Condition:
@@ -225,7 +225,3 @@ def _freeze(store: Store, study_id: int, field: str, value: Json, lease: StudyLe
 
 def _log(connection: Connection, store: Store, study_id: int, payload: Json) -> None:
     insert_event(connection, Event(EventKind.STUDY, payload, None, study_id, at=store.now()))
-
-
-def _study(row: Row[Any]) -> Study:
-    return from_row(Study, row, state=StudyState)

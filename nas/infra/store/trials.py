@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, func, select, update
@@ -123,5 +122,4 @@ def _get(connection: Connection, study: int, number: int) -> Trial:
 def _trial(row: Row[Any]) -> Trial:
     values = dict(row._mapping)
     status = TrialStatus(**{name: values.pop(name) for name in TrialStatus.__slots__})
-    status = replace(status, state=TrialState(status.state))
     return Trial(**values | {"parents": tuple(values["parents"])}, status=status)
