@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -55,90 +55,68 @@ class _Farm(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields one family for each metric."""
-        store = self._store
-        devices = GaugeMetricFamily(
-            "hilnas_devices",
-            "Registered devices by state and health.",
-            labels=("state", "health"),
+        store, by_device = self._store, ("device",)
+        conditions = pages.devices_by_condition(store)
+        yield _gauge("hilnas_devices", "Registered devices by state and health.", ("state", "health"), conditions)
+        yield _gauge("hilnas_jobs", "Measurement jobs by state.", ("state",), pages.jobs_by_state(store))
+        # 0 for states without studies, so that the first of one is a change.
+        counts = dict.fromkeys((*StudyState, studies.INTERRUPTED), 0) | pages.studies_by_condition(store)
+        yield _gauge("hilnas_studies", "Studies by state, as `nas study list` shows it.", ("state",), counts)
+        folders = (("home", paths.home()), ("artifacts", store.artifacts))
+        # A folder that is not made yet will be on the disk of the one above it.
+        places = {name: next(at for at in (folder, *folder.parents) if at.exists()) for name, folder in folders}
+        usages = {name: shutil.disk_usage(place) for name, place in places.items()}
+        free = {name: usage.free for name, usage in usages.items()}
+        size = {name: usage.total for name, usage in usages.items()}
+        yield _gauge("hilnas_disk_free_bytes", "Free space of the disk of a folder.", ("folder",), free)
+        yield _gauge("hilnas_disk_size_bytes", "Size of the disk of a folder.", ("folder",), size)
+        yield GaugeMetricFamily("hilnas_artifact_bytes", "Size of all artifacts.", value=artifacts.total_bytes(store))
+        yield _gauge(
+            "hilnas_device_drift_ratio",
+            "Share by which a device's latest reference runs are slower than its calibration; without too few runs.",
+            ("device", "runtime"),
+            _drift(store),
         )
-        for condition, count in pages.devices_by_condition(store).items():
-            devices.add_metric(condition, count)
-        jobs = GaugeMetricFamily("hilnas_jobs", "Measurement jobs by state.", labels=("state",))
-        for state, count in pages.jobs_by_state(store).items():
-            jobs.add_metric((state,), count)
-        leases = CounterMetricFamily("hilnas_leases_total", "Leases granted, by device.", labels=("device",))
+        yield _gauge(
+            "hilnas_device_disturbed_ratio",
+            "Share of a device's reference runs of the last hour that something disturbed; without devices that had "
+            "none.",
+            by_device,
+            calibrations.disturbed(store, since=store.now() - _NOISE_S),
+        )
+        waited_s = pages.longest_wait_s(store)
+        yield GaugeMetricFamily(
+            "hilnas_queue_age_seconds", "Waiting time of the job that has been due longest.", value=waited_s
+        )
+        leases = CounterMetricFamily("hilnas_leases_total", "Leases granted, by device.", labels=by_device)
         for device, granted in pages.leases_granted(store).items():
             leases.add_metric((device,), granted)
-        seen = GaugeMetricFamily(
-            "hilnas_agent_last_seen_timestamp_seconds", "Time of an agent's last request.", labels=("agent",)
-        )
-        for agent in agents.all(store):
-            if agent.last_seen is not None:
-                seen.add_metric((agent.name,), agent.last_seen)
-        yield devices
-        yield jobs
-        yield _studies(store)
-        yield from _disk(store)
-        yield from _trust(store)
-        yield GaugeMetricFamily(
-            "hilnas_queue_age_seconds",
-            "Waiting time of the job that has been due longest.",
-            value=pages.longest_wait_s(store),
-        )
         yield leases
-        yield seen
-        build = GaugeMetricFamily("hilnas_build_info", "Version of hilnas, always 1.", labels=("version",))
-        build.add_metric((version("hilnas"),), 1)
-        yield build
+        seen = {agent.name: agent.last_seen for agent in agents.all(store) if agent.last_seen is not None}
+        name = "hilnas_agent_last_seen_timestamp_seconds"
+        yield _gauge(name, "Time of an agent's last request.", ("agent",), seen)
+        yield _gauge("hilnas_build_info", "Version of hilnas, always 1.", ("version",), {version("hilnas"): 1})
 
     def describe(self) -> Iterator[Metric]:
         """Yields nothing, so that registering does not query the database."""
         yield from ()
 
 
-def _studies(store: Store) -> GaugeMetricFamily:
-    """Returns how many studies are in each state, 0 for states without any, so that the first of one is a change."""
-    metric = GaugeMetricFamily("hilnas_studies", "Studies by state, as `nas study list` shows it.", labels=("state",))
-    counts = dict.fromkeys((*StudyState, studies.INTERRUPTED), 0) | pages.studies_by_condition(store)
-    for state, count in counts.items():
-        metric.add_metric((state,), count)
+def _gauge(
+    name: str, text: str, labels: Sequence[str], values: Mapping[str, float] | Mapping[tuple[str, str], float]
+) -> GaugeMetricFamily:
+    """Returns a metric with a value for each label, or for each tuple of them."""
+    metric = GaugeMetricFamily(name, text, labels=labels)
+    for key, value in values.items():
+        metric.add_metric((key,) if isinstance(key, str) else key, value)
     return metric
 
 
-def _disk(store: Store) -> Iterator[GaugeMetricFamily]:
-    free = GaugeMetricFamily("hilnas_disk_free_bytes", "Free space of the disk of a folder.", labels=("folder",))
-    size = GaugeMetricFamily("hilnas_disk_size_bytes", "Size of the disk of a folder.", labels=("folder",))
-    for name, folder in (("home", paths.home()), ("artifacts", store.artifacts)):
-        # A folder that is not made yet will be on the disk of the one above it.
-        existing = next(place for place in (folder, *folder.parents) if place.exists())
-        usage = shutil.disk_usage(existing)
-        free.add_metric((name,), usage.free)
-        size.add_metric((name,), usage.total)
-    yield free
-    yield size
-    yield GaugeMetricFamily("hilnas_artifact_bytes", "Size of all artifacts.", value=artifacts.total_bytes(store))
-
-
-def _trust(store: Store) -> Iterator[GaugeMetricFamily]:
-    """Yields how far devices are off their calibration, and how much disturbs them."""
-    drift = GaugeMetricFamily(
-        "hilnas_device_drift_ratio",
-        "Share by which a device's latest reference runs are slower than its calibration; without too few runs.",
-        labels=("device", "runtime"),
-    )
-    disturbed = GaugeMetricFamily(
-        "hilnas_device_disturbed_ratio",
-        "Share of a device's reference runs of the last hour that something disturbed; without devices that had none.",
-        labels=("device",),
-    )
+def _drift(store: Store) -> dict[tuple[str, str], float]:
+    """Returns (device, runtime) -> how far it is off its calibration with the latest build."""
+    latest: dict[tuple[str, str], float] = {}
     for device in pages.calibrated_devices(store):
-        latest: dict[str, float] = {}
         for trend in calibrations.drift(store, device, since=store.now() - _DRIFT_S):  # the latest build comes first
             if trend.off is not None:
-                latest.setdefault(trend.runtime, trend.off)
-        for runtime, off in latest.items():
-            drift.add_metric((device, runtime), off)
-    for device, share in calibrations.disturbed(store, since=store.now() - _NOISE_S).items():
-        disturbed.add_metric((device,), share)
-    yield drift
-    yield disturbed
+                latest.setdefault((device, trend.runtime), trend.off)
+    return latest
