@@ -248,6 +248,9 @@ MALFORMED = {
     "measured a negative time": set_in(of_stage("measure"), *MEASURED, "figures", "latency", "value", value=-1.0),
     "measured no time": set_in(of_stage("measure"), *MEASURED, "figures", "latency", "value", value=0.0),
     "an interval that ends first": set_in(of_stage("measure"), *MEASURED, "figures", "latency", "high", value=1e-9),
+    "noise without a finite interval": set_in(
+        of_stage("measure"), *MEASURED, "figures", "latency", "log_sd", value=400.0
+    ),
     "endless repetitions": set_in(of_stage("measure"), *MEASURED, "figures", "latency", "n", value=1 << 40),
     "a drift to nothing": set_in(of_stage("measure"), *MEASURED, "repetitions", 0, "drift", value=-1),
     "a token that takes no time at all": set_in(

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from store_support import StillClock
 from study_support import TINY, tiny_space
+from test_study_events import TIMED
 
 from nas.core.layout import Layout
+from nas.core.profile import ProfileSummary
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
 from nas.core.units import show_duration
@@ -19,7 +21,18 @@ from nas.infra.store.store import Store
 from nas.measure.runtimes import RUNTIMES
 from nas.search.proxy.quality import Quality
 from nas.search.study.estimate import Estimate, Span, estimate, estimate_left
-from nas.search.study.events import Calibrated, Closed, Launched, Named, Note, QualityKnown, Remeasured, Rescored
+from nas.search.study.events import (
+    Calibrated,
+    Closed,
+    Launched,
+    Marked,
+    Named,
+    Note,
+    Profiled,
+    QualityKnown,
+    Remeasured,
+    Rescored,
+)
 from nas.testing.fake_runtime import FakeRuntime
 
 RUNGS = [{**rung, "keep": None} for rung in TINY["quality"]["rungs"]]
@@ -137,6 +150,15 @@ def test_time_left_falls_while_a_stage_is_under_way(store: Store, clock: StillCl
         typical.append(left(store).seconds.typical)
     assert (typical[1], typical[2]) == pytest.approx((typical[0] - 1, typical[0] - 2))
     assert typical[3] > typical[0], "it takes longer than by the pace so far"
+
+
+def test_what_people_add_changes_no_estimate(store: Store, clock: StillClock) -> None:
+    study = half_done(store, tiny_space(**ALL_CLIMB), clock, 600.0)
+    clock.sleep(60.0)
+    before = left(store)
+    log(store, study, Marked(2, star=True, tags=(), text=""))
+    log(store, study, Profiled(2, "box", "fake", "b", 32, 4, 1, ProfileSummary.model_validate(TIMED)))
+    assert left(store) == before
 
 
 def test_anchors_are_counted_until_their_rung_has_a_scale(store: Store, clock: StillClock) -> None:

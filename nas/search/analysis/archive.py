@@ -83,6 +83,8 @@ LARGEST = 1e100
 """Of numbers with a fraction or an exponent: sums and ratios of them are finite. Whole ones have 64 bits."""
 LEAST_DRIFT = -0.999
 """Drift of a reference run that takes a thousandth of its calibration."""
+MOST_LOG_SD = 100.0
+"""Of a figure: the ends of an interval of a ratio of two such figures are finite."""
 MOST_REPETITIONS = 1_000_000
 """Repetitions behind one figure."""
 MOST_REPORTED = 2000
@@ -510,7 +512,7 @@ def _check_figures(figures: Mapping[str, Figure]) -> None:
     """Checks that ratios and logarithms of figures can be computed."""
     for name, figure in figures.items():
         _require_within(LEAST_FIGURE, MOST_FIGURE, name, figure.value, figure.low, figure.high)
-        _require_within(0, MOST_COORDINATE, f"log_sd of {name}", figure.log_sd, figure.shared_log_sd)
+        _require_within(0, MOST_LOG_SD, f"log_sd of {name}", figure.log_sd, figure.shared_log_sd)
         _require_within(0, MOST_REPETITIONS, f"n of {name}", figure.n)
         if figure.low is not None and figure.high is not None and figure.high < figure.low:
             raise InvalidInput(f"{name}: its interval ends before it begins")

@@ -36,8 +36,8 @@ from nas.model.text.corpus import CorpusRef
 from nas.search.proxy.job import LibraryRun, LmRun, TrainJob, proxy_layout
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.study.events import (
+    BY_PEOPLE,
     Launched,
-    Marked,
     Named,
     QualityKnown,
     Remeasured,
@@ -156,7 +156,7 @@ def estimate_left(store: Store, study: Study, workers: int | None = None) -> Est
     progress = _read(store, study, log)
     if progress is None:
         return None
-    newest = max(event.at for event in log if event.payload.get("what") != Marked.what)
+    newest = max(event.at for event in log if event.payload.get("what") not in BY_PEOPLE)
     progress = replace(progress, since_s=max(0.0, store.now() - newest))
     pace = progress.pace(workers)
     paces = [] if pace is not None else _earlier_paces(store, progress.devices, study.id, workers)
