@@ -16,19 +16,22 @@ from __future__ import annotations
 import hmac
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import Depends
+from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Message
 
+from nas.core.errors import InvalidInput
 from nas.infra.store import agents
 from nas.infra.store.rows import ApiToken, Role
 from nas.infra.store.store import Store
@@ -46,7 +49,6 @@ SESSIONS_OF_ONE = 32
 _USUAL_PORT = ":443"
 _MAX_FIELDS = 64
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-_RANK = {Role.READ: 0, Role.OPERATE: 1, Role.ADMIN: 2}
 
 Form = Mapping[str, str]
 """The fields of a posted form, by name."""
@@ -95,16 +97,12 @@ class Visitor:
     @property
     def may_operate(self) -> bool:
         """Whether the visitor may control studies and devices."""
-        return self.may(Role.OPERATE)
+        return self.role.includes(Role.OPERATE)
 
     @property
     def may_administer(self) -> bool:
         """Whether the visitor may also remove devices."""
-        return self.may(Role.ADMIN)
-
-    def may(self, needed: Role) -> bool:
-        """Returns whether the role includes `needed`."""
-        return _RANK[self.role] >= _RANK[needed]
+        return self.role.includes(Role.ADMIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,33 +124,29 @@ class Sessions:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._open: dict[str, _Session] = {}
 
     def open(self, token: str) -> str | None:
         """Opens a session and returns its id; None if the API token is not valid."""
-        valid = agents.authenticate_api_token(self._store, token)
+        valid = agents.authenticate_api_token(self.store, token)
         if valid is None:
             return None
         id = secrets.token_urlsafe(32)
         with self._lock:
-            self._open[id] = _Session(token, valid.name, self._store.now() + SESSION_S)
+            self._open[id] = _Session(token, valid.name, self.store.now() + SESSION_S)
             of_token = [other for other, session in self._open.items() if session.name == valid.name]
             for other in of_token[:-SESSIONS_OF_ONE]:
                 del self._open[other]
         return id
 
-    def api_token(self, secret: str) -> ApiToken | None:
-        """Returns a valid API token; None if it is not valid."""
-        return agents.authenticate_api_token(self._store, secret)
-
     def token(self, id: str) -> ApiToken | None:
         """Returns the API token of a session; None if the session has ended."""
         session = self._open.get(id)
-        valid = session is not None and self._store.now() < session.until
-        token = agents.authenticate_api_token(self._store, session.secret) if session and valid else None
+        valid = session is not None and self.store.now() < session.until
+        token = agents.authenticate_api_token(self.store, session.secret) if session and valid else None
         if token is None:
             self.close(id)
         return token
@@ -191,7 +185,7 @@ class PageAccess:
                 return self._visitor(user, rules.proxy_roles.get(user, Role.READ), f"proxy {user}")
         scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            held = await off_loop(self.sessions.api_token, secret)
+            held = await off_loop(agents.authenticate_api_token, self.sessions.store, secret)
             return None if held is None else self._visitor(held.name, Role.READ, f"token {held.name}")
         id = request.cookies.get(rules.cookie, "")
         token = await off_loop(self.sessions.token, id) if id else None
@@ -205,7 +199,7 @@ class PageAccess:
 
     def require_action(self, visitor: Visitor, needed: Role, request: Request, form: Form) -> None:
         """Raises `HTTPException` (403) unless one of our pages posts the form for a visitor with the needed role."""
-        if not visitor.may(needed):
+        if not visitor.role.includes(needed):
             raise HTTPException(403, f"this needs role {needed}; {visitor.name or 'a reader'} has {visitor.role}")
         require_same_origin(request)
         if not hmac.compare_digest(form.get(FORM_TOKEN, "").encode(), visitor.form_token.encode()):
@@ -277,6 +271,21 @@ async def read_form(request: Request) -> Form:
 
 async def _text(value: UploadFile | str) -> str:
     return value if isinstance(value, str) else (await value.read()).decode("utf-8-sig")
+
+
+@contextmanager
+def valid_fields(**fields: str) -> Iterator[None]:
+    """Raises `InvalidInput` with the name of the form's field where a request that is made of a form is not valid.
+
+    Args:
+        fields: name in the request -> name in the form, where they differ.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise InvalidInput(first["msg"], where=fields.get(name, name)) from None
 
 
 def back_from(form: Form, otherwise: str) -> Response:

@@ -6,18 +6,16 @@ from typing import Annotated
 
 import anyio
 from fastapi import APIRouter, Query
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nas.core.errors import InvalidInput
 from nas.infra.store.rows import Role
 from nas.infra.store.store import Store
 from nas.infra.web.off_loop import off_loop
 from nas.search.analysis.snapshot import Snapshots
 from nas.serve.api.studies import MarkRequest, mark_trial
 from nas.serve.api.types import StudyName, TrialNumber
-from nas.serve.dashboard.access import Form, PageAccess, back_from
+from nas.serve.dashboard.access import Form, PageAccess, back_from, valid_fields
 from nas.serve.dashboard.pages import answer, page, page_route
 from nas.serve.views.candidate import Forecasts, candidate_views, card_view, comparison_view
 
@@ -59,11 +57,8 @@ def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> 
 
     @router.post("/trials/{number}/mark")
     def mark(name: StudyName, number: TrialNumber, form: Form = operate) -> Response:
-        try:
+        with valid_fields():
             request = MarkRequest(star="star" in form, tags=form.get("tags", "").split(), note=form.get("note", ""))
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise InvalidInput(first["msg"], where=str(first["loc"][0])) from None
         mark_trial(store, name, number, request)
         return back_from(form, f"/studies/{name}/trials/{number}")
 

@@ -28,7 +28,7 @@ from nas.serve.api.devices import (
     steer_device,
 )
 from nas.serve.api.submissions import SubmittedStudies
-from nas.serve.dashboard.access import Form, PageAccess, back_from
+from nas.serve.dashboard.access import Form, PageAccess, back_from, valid_fields
 from nas.serve.dashboard.pages import answer, page_route
 
 PAGE = 50
@@ -85,27 +85,19 @@ def devices_router(store: Store, access: PageAccess, submitted: SubmittedStudies
 
 def _labels(form: Form) -> LabelRequest:
     tags = form.get("tags")
-    try:
+    with valid_fields():
         return LabelRequest(name=form.get("name"), note=form.get("note"), tags=None if tags is None else tags.split())
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidInput(first["msg"], where=str(first["loc"][0])) from None
 
 
 def _reservation(form: Form) -> ReserveRequest:
     """Returns the reservation of a form; without a duration it ends."""
     duration = form.get("duration", "").strip()
-    try:
+    with valid_fields(for_s="duration"):
         return ReserveRequest(
             for_s=parse_duration(duration) if duration else 0.0,
             reason=form.get("reason", ""),
             study=form.get("study", "").strip() or None,
         )
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidInput(
-            first["msg"], where="duration" if first["loc"][0] == "for_s" else str(first["loc"][0])
-        ) from None
 
 
 def _reason(form: Form) -> str:

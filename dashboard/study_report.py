@@ -24,6 +24,7 @@ _STYLES = ("dashboard.css", "plots.css", "study.css", "report.css")
 def study_report_html(store: Store, study: StudySnapshot) -> str:
     """Returns the report of a study as one HTML page; raises UnknownName if the study is gone."""
     report = study_report(store, study)
+    picture = front_svg(report)
     calibrations = {
         (calibration.device, calibration.runtime): calibration
         for calibration in notes(study.record.log.notes, Calibrated)
@@ -33,7 +34,7 @@ def study_report_html(store: Store, study: StudySnapshot) -> str:
         view=study_view(store, study, {}),
         report=report,
         calibrations=list(calibrations.values()),
-        picture=_picture(report),
+        picture=Markup(picture[picture.index("<svg") :]),  # without the XML declaration, which HTML does not have
         style=_style(),
         space=yaml.safe_dump(json.loads(json.dumps(study.record.study.space)), sort_keys=False, allow_unicode=True),
         study=shlex.quote(study.name),
@@ -48,9 +49,3 @@ def family_report_html(name: str) -> str:
 def _style() -> Markup:
     assets = files("nas.serve.dashboard") / "assets"
     return Markup("\n".join((assets / style).read_text(encoding="utf-8") for style in _STYLES))
-
-
-def _picture(report: dict[str, object]) -> Markup:
-    """Returns the front as inline SVG."""
-    text = front_svg(report)
-    return Markup(text[text.index("<svg") :])  # without the XML declaration, which HTML does not have

@@ -2,8 +2,8 @@
 // URL, and replaced if it changed on the server. Checked boxes stay checked and opened details open; a part with the focus is
 // not replaced, unless a table as a whole has it. Hidden pages are not refreshed. A part that cannot be fetched says so.
 
-export async function fetchPage(url) {
-  const answer = await fetch(url, { headers: { Accept: "text/html" }, redirect: "error" });
+export async function fetchPage(url, options = {}) {
+  const answer = await fetch(url, { headers: { Accept: "text/html" }, redirect: "error", ...options });
   if (!answer.ok) throw new Error(answer.statusText);
   return new DOMParser().parseFromString(await answer.text(), "text/html");
 }

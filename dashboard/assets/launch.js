@@ -1,4 +1,6 @@
 // Checks the search space on the server while it is edited: its problems, or what it holds, replace those below it.
+import { fetchPage } from "./dashboard.js";
+
 const PAUSE = 600; // milliseconds without a key
 const [space, trials] = ["space", "trials"].map((id) => document.getElementById(id));
 const button = document.querySelector("button[formaction]");
@@ -8,9 +10,7 @@ async function check() {
   const [number, body] = [++newest, new FormData()];
   const sent = [space, space.form.elements.form_token, ...(/^\d+$/.test(trials.value) ? [trials] : [])];
   for (const { name, value } of sent) body.set(name, value);
-  const answer = await fetch(button.getAttribute("formaction"), { method: "POST", body, headers: { Accept: "text/html" }, redirect: "error" });
-  if (!answer.ok) throw new Error(answer.statusText);
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const page = await fetchPage(button.getAttribute("formaction"), { method: "POST", body });
   if (number !== newest) return; // the text has changed since
   document.getElementById("space-check").replaceChildren(...page.getElementById("space-check").childNodes);
   const wrong = page.getElementById("space").getAttribute("aria-invalid");

@@ -152,11 +152,7 @@ class AcceptingServer(uvicorn.Server):
     """
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        listening: socket.socket,
-        tls: ssl.SSLContext | None,
-        strangers: Strangers,
+        self, config: uvicorn.Config, listening: socket.socket, tls: ssl.SSLContext | None, strangers: Strangers
     ) -> None:
         super().__init__(config)
         self.strangers = strangers

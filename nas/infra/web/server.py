@@ -24,13 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.logs import log_fields
-from nas.infra.web.connections import (
-    STRANGERS_OF_ALL,
-    STRANGERS_OF_ONE,
-    AcceptingServer,
-    Strangers,
-    authenticated,
-)
+from nas.infra.web.connections import STRANGERS_OF_ALL, STRANGERS_OF_ONE, AcceptingServer, Strangers, authenticated
 from nas.infra.web.errors import ErrorBody, documented, fault, install_errors
 from nas.infra.web.metrics import REQUEST_SECONDS
 from nas.infra.web.tls import is_wildcard
@@ -101,7 +95,8 @@ class Server:
     """
 
     def __init__(self, app: FastAPI, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        most = _max_connections()
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = (_MOST_FILES if files == resource.RLIM_INFINITY else files) // 2  # of further ones, requests get 503
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -286,12 +281,6 @@ def raise_file_limit() -> None:
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if files != resource.RLIM_INFINITY and files < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def _max_connections() -> int:
-    """Returns half of the files that the process may open; of further connections, requests are answered 503."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (_MOST_FILES if files == resource.RLIM_INFINITY else files) // 2
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:

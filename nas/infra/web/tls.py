@@ -25,12 +25,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from nas.core.clock import Clock
@@ -271,7 +266,8 @@ def url_of(listening: socket.socket, host: str, more: Sequence[str] = ()) -> str
     if more:
         shown = more[0]
     elif is_wildcard(bound):
-        version = 4 if listening.family == socket.AF_INET else 6 if _only_ipv6(listening) else None
+        only_6 = listening.family == socket.AF_INET6 and listening.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        version = 4 if listening.family == socket.AF_INET else 6 if only_6 else None
         usable = [address for address in own_addresses(version) if address not in _LOOPBACK]
         shown = next(iter(usable), "localhost")
     else:
@@ -297,10 +293,6 @@ def own_addresses(version: int | None = None) -> list[str]:
     parsed = [ipaddress.ip_address(address) for address in every if "%" not in address]
     shown = [ip for ip in parsed if not ip.is_link_local and version in (None, ip.version)]
     return [str(ip) for ip in sorted(shown, key=lambda ip: (ip.version, int(ip)))]
-
-
-def _only_ipv6(listening: socket.socket) -> bool:
-    return bool(listening.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
 
 
 def _server_context() -> ssl.SSLContext:

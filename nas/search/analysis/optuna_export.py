@@ -177,12 +177,7 @@ def _frozen_trial(study: StudyRecord, record: Record, parameters: Parameters) ->
         values=[axis.value for axis in record.axes if axis is not None] if complete else None,
         params={name: value for name, (value, _) in values.items()},
         distributions={name: distribution for name, (_, distribution) in values.items()},
-        user_attrs={
-            **trial_row(record),
-            "operator": row.operator,
-            "parents": list(row.parents),
-            **measured(record),
-        },
+        user_attrs={**trial_row(record), "operator": row.operator, "parents": list(row.parents), **measured(record)},
         constraints=excess,
     )
     trial.datetime_start = datetime.fromtimestamp(row.created)

@@ -199,10 +199,6 @@ class StudyLog:
     notes: list[Event] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
 
-    def copy(self) -> StudyLog:
-        """Returns a log that can be continued without changing this one."""
-        return replace(self, notes=[*self.notes], completions=[*self.completions])
-
     def append(self, event: Event) -> None:
         """Adds the next event."""
         what = event.payload.get("what")
@@ -323,7 +319,8 @@ def read_news(store: Store, before: StudyRecord) -> StudyRecord:
     row = studies.get(store, before.study.id)
     touched = sorted({event.trial for event in news if event.trial is not None})
     with readable(row.name):
-        after = _read(store, row, before.log.copy(), news, before.records, trials.some(store, row.id, touched))
+        study_log = replace(before.log, notes=[*before.log.notes], completions=[*before.log.completions])
+        after = _read(store, row, study_log, news, before.records, trials.some(store, row.id, touched))
     scored_alike = (row.scales, row.reference_point) == (before.study.scales, before.study.reference_point)
     if scored_alike and after.log.devices == before.log.devices:
         return after

@@ -41,20 +41,8 @@ _MUCH_MORE_CPU = 0.3
 _NOISE_OF_LATEST = 400
 """Measurements from which the noise of a study is computed."""
 
-_MEASUREMENT_COLUMNS = [
-    "trial",
-    "workload",
-    "device",
-    "runtime",
-    "metric",
-    "unit",
-    "value",
-    "low",
-    "high",
-    "typical",
-    "n",
-    "reason",
-]
+_OF_FIGURE = ("unit", "value", "low", "high", "typical", "n", "reason")
+"""Columns of the table of measurements that are fields of a figure."""
 
 Json = dict[str, Any]
 Cell = bool | int | float | str | None
@@ -145,24 +133,10 @@ def measurements_table(study: StudySnapshot) -> tuple[list[str], list[Row]]:
     rows: list[Row] = []
     for number, record in study.records.items():
         for key, measurement in record.measurements.items():
+            where: Row = {"trial": number, "workload": key.workload, "device": key.device, "runtime": key.runtime}
             for name, figure in measurement.figures.items():
-                rows.append(
-                    {
-                        "trial": number,
-                        "workload": key.workload,
-                        "device": key.device,
-                        "runtime": key.runtime,
-                        "metric": name,
-                        "unit": figure.unit,
-                        "value": figure.value,
-                        "low": figure.low,
-                        "high": figure.high,
-                        "typical": figure.typical,
-                        "n": figure.n,
-                        "reason": figure.reason,
-                    }
-                )
-    return list(_MEASUREMENT_COLUMNS), rows
+                rows.append(where | {"metric": name} | {column: getattr(figure, column) for column in _OF_FIGURE})
+    return ["trial", "workload", "device", "runtime", "metric", *_OF_FIGURE], rows
 
 
 def finite(rows: Iterable[Row]) -> list[Row]:

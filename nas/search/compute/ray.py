@@ -37,6 +37,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 _STARTS = 4
 """Times that a local Ray is started: it gives up after 30 s, and a busy machine needs more."""
 
+_NEEDED = ("NAS_HOME", "NAS_CACHE", "PYTHONPATH", "PATH")
+"""Environment variables that workers on this host need."""
 _IDLE_MS = 60_000
 """Idle time after which a worker ends: one that has loaded torch, which takes seconds, serves the next training."""
 
@@ -176,7 +178,9 @@ class RayCompute:
 
     def _start(self, workers: int) -> None:
         mark = secrets.token_hex(8)
-        self._reaper = _start_reaper(mark)
+        argv = [sys.executable, "-I", "-S", "-B", ray_reaper.__file__, f"{_MARK}={mark}"]
+        # It kills orphans of Ray; in a session of its own, so that Ctrl-C does not reach it.
+        self._reaper = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
         os.environ[_MARK] = mark
         try:
             self._session = _connect(
@@ -256,11 +260,13 @@ class ClusterCompute:
             )
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        # The node may have been started without them.
+        environment = {name: os.environ[name] for name in _NEEDED if name in os.environ}
         remote = self._ray.remote(
             num_cpus=0,
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(self._home, soft=False),
-            runtime_env={"env_vars": _worker_environment()},
+            runtime_env={"env_vars": environment},
         )(work)
         return checked(await _result(self._ray, remote.remote(dict(spec))))
 
@@ -398,11 +404,6 @@ def _run_on_node(work: Work, spec: Mapping[str, Any], home: str) -> Outcome:
     return work(spec if is_home else {**spec, "lock": str(host_lock_folder())})
 
 
-def _worker_environment() -> dict[str, str]:
-    """Returns this process's variables that workers on this host need; the node may have been started without them."""
-    return {name: os.environ[name] for name in ("NAS_HOME", "NAS_CACHE", "PYTHONPATH", "PATH") if name in os.environ}
-
-
 def _stay_private() -> None:
     """Makes clusters of this process listen on the loopback interface only, to whoever has a token of this process."""
     # Ray reads both when it is imported. Without clusters of several nodes it takes 127.0.0.1 for the node's address; a
@@ -465,12 +466,6 @@ def _take_exception(future: asyncio.Future[Any]) -> None:
     """Retrieves the exception of a task that nobody awaits; asyncio would print it otherwise."""
     if not future.cancelled():
         future.exception()
-
-
-def _start_reaper(mark: str) -> subprocess.Popen[bytes]:
-    """Starts the process that kills orphans of Ray, in a session of its own, so that Ctrl-C does not reach it."""
-    argv = [sys.executable, "-I", "-S", "-B", ray_reaper.__file__, f"{_MARK}={mark}"]
-    return subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _first_line(error: BaseException) -> str:

@@ -30,12 +30,7 @@ IDS = "ids"
 
 
 def evaluate_mix(
-    jobs: Sequence[TrainJob],
-    *,
-    yield_hook: Callable[[], object],
-    checkpoint_dir: Path,
-    device: str = "auto",
-    log: Log,
+    jobs: Sequence[TrainJob], *, yield_hook: Callable[[], object], checkpoint_dir: Path, device: str = "auto", log: Log
 ) -> list[TrainResult | CandidateFailed]:
     """Returns the score of a mix for each job: of all text by the sum, or of one part of it by the assembled mix.
 

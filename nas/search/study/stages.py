@@ -285,14 +285,7 @@ class StageWork:
         async def act() -> Outcome:
             try:
                 measurement = await measure(
-                    subject,
-                    reference,
-                    self.jobs,
-                    key,
-                    trial,
-                    repetitions,
-                    protocol,
-                    past_tries=self.ledger.tries(key),
+                    subject, reference, self.jobs, key, trial, repetitions, protocol, past_tries=self.ledger.tries(key)
                 )
             except CandidateFailed as error:
                 return failure(error)

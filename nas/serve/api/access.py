@@ -14,7 +14,6 @@ from nas.infra.store.rows import ApiToken, Role
 from nas.infra.store.store import Store
 from nas.infra.web.off_loop import off_loop
 
-_RANK = {Role.READ: 0, Role.OPERATE: 1, Role.ADMIN: 2}
 _REALM = {"WWW-Authenticate": "Bearer", "Connection": "close"}
 _documented = HTTPBearer(auto_error=False, bearerFormat="hilnas.NAME.SECRET", description="made by `nas token create`")
 
@@ -55,7 +54,7 @@ def require(needed: Role) -> Any:
 def _check(needed: Role) -> Callable[..., ApiToken]:
     def check(request: Request, shown: object = Depends(_documented)) -> ApiToken:
         token: ApiToken = request.state.token
-        if _RANK[token.role] < _RANK[needed]:
+        if not token.role.includes(needed):
             raise HTTPException(403, f"this needs role {needed}; token {token.name!r} has role {token.role}")
         return token
 

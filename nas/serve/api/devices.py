@@ -475,7 +475,10 @@ def jobs_router(store: Store, access: Access) -> APIRouter:
         device: DeviceId | None = None,
         study: StudyName | None = None,
     ) -> JobPage:
-        return page_of_jobs(store, after=after, limit=limit, state=state, device=device, study=study)
+        cursor = _job_cursor(after) if after is not None else None
+        rows = pages.jobs(store, limit=limit + 1, after=cursor, state=state, device=device, study_name=study)
+        shown = rows[:limit]
+        return JobPage(jobs=shown, next=f"{shown[-1].created!r}~{shown[-1].id}" if len(rows) > limit else None)
 
     return router
 
@@ -604,22 +607,6 @@ def revoke_secret(store: Store, name: str) -> AgentView:
     return next(agent for agent in page_of_agents(store, limit=len(agents.all(store))).agents if agent.name == name)
 
 
-def page_of_jobs(
-    store: Store,
-    *,
-    after: str | None = None,
-    limit: int,
-    state: JobState | None = None,
-    device: str | None = None,
-    study: str | None = None,
-) -> JobPage:
-    """Returns jobs, newest first, after `after`, which is the `next` of an earlier page."""
-    cursor = _job_cursor(after) if after is not None else None
-    rows = pages.jobs(store, limit=limit + 1, after=cursor, state=state, device=device, study_name=study)
-    shown = rows[:limit]
-    return JobPage(jobs=shown, next=f"{shown[-1].created!r}~{shown[-1].id}" if len(rows) > limit else None)
-
-
 def _drift(drift: calibrations.Drift, most: int) -> DriftView:
     runs = [
         ReferenceRunView(
@@ -699,13 +686,7 @@ def _device(
     counts = Counter(job.study for job in queue)
     first = {job.study: job for job in reversed(queue)}
     waiting = [
-        WaitingView(
-            study=study,
-            jobs=counts[study],
-            place=job.position,
-            since=job.since,
-            submitted_by=submitter(study),
-        )
+        WaitingView(study=study, jobs=counts[study], place=job.position, since=job.since, submitted_by=submitter(study))
         for study, job in first.items()
     ]
     return DeviceView(

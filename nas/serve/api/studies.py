@@ -23,7 +23,7 @@ from nas.infra.store.rows import ApiToken, Role, StudyState
 from nas.infra.store.store import Store, retried
 from nas.infra.web import events as following
 from nas.infra.web.errors import documented
-from nas.infra.web.events import Streams, next_page, wants_stream
+from nas.infra.web.events import LAST_ID, Streams, next_page, wants_stream
 from nas.infra.web.off_loop import off_loop
 from nas.infra.web.server import max_body
 from nas.measure.devices.attachments import Tag
@@ -43,14 +43,7 @@ from nas.search.spaces.yaml_text import MAX_CHARACTERS
 from nas.search.study.estimate import Estimate
 from nas.search.study.events import Marked, notes
 from nas.serve.api.access import require
-from nas.serve.api.submissions import (
-    Order,
-    Submission,
-    SubmissionState,
-    SubmittedStudies,
-    check_space,
-    estimate_space,
-)
+from nas.serve.api.submissions import Order, Submission, SubmissionState, SubmittedStudies, check_space, estimate_space
 from nas.serve.api.types import ONE_LINE, EventId, Limit, StudyName, Time, TrialNumber, Trials, Wait, with_example
 
 _MAX_SUBMISSION = 8 << 20
@@ -77,13 +70,7 @@ _STUDY = {
     "created": 1763690002.0,
     "submission": _SUBMISSION,
 }
-_REPORT = {
-    "study": "phones",
-    "state": "running",
-    "hypervolume": 0.137,
-    "front": [],
-    "...": "as of `nas study show`",
-}
+_REPORT = {"study": "phones", "state": "running", "hypervolume": 0.137, "front": [], "...": "as of `nas study show`"}
 _EVENT = {"id": 211, "at": 1763690400.0, "trial": 12, "kind": "training", "payload": {"rung": 0}}
 
 
@@ -277,7 +264,9 @@ def studies_router(
         state: Annotated[str, Query(max_length=64, description="such as running or interrupted")] = "",
     ) -> StudyPage:
         filter = pages.StudyFilter(text, space, state)
-        rows = pages.studies(store, after=_study_id(after), limit=limit + 1, matching=filter)
+        if not after.isdecimal() or not after.isascii():
+            raise InvalidInput("'after' is what the page before gave as 'next'", where="after")
+        rows = pages.studies(store, after=min(int(after), LAST_ID), limit=limit + 1, matching=filter)
         shown = [_begun(row, submitted.find(row.name)) for row in rows[:limit]]
         if len(rows) > limit:
             return StudyPage(studies=shown, next=str(rows[limit - 1].id))
@@ -434,12 +423,6 @@ def _parts(file: IO[bytes]) -> Iterator[bytes]:
             yield part
 
 
-def _study_id(after: str) -> int:
-    if not after.isdecimal() or not after.isascii():
-        raise InvalidInput("'after' is what the page before gave as 'next'", where="after")
-    return min(int(after), (1 << 53) - 1)
-
-
 def _view(store: Store, submitted: SubmittedStudies, name: str) -> StudyStatus:
     row, submission = submitted.row(name), submitted.find(name)
     if row is not None:
@@ -481,15 +464,10 @@ def _events(store: Store, submitted: SubmittedStudies, name: str, after: int, li
     new = events.since(store, row.id, after, limit=limit) if row is not None else []
     shown = [EventView.model_validate(event) for event in new]
     last = new[-1].id if new else after
-    return EventPage(events=shown, last=last, state=view.state, ended=_over(view) and len(new) < limit)
+    over = view.state in _OVER if view.submission is None else view.submission.state is SubmissionState.ENDED
+    return EventPage(events=shown, last=last, state=view.state, ended=over and len(new) < limit)
 
 
 def _newest(store: Store, submitted: SubmittedStudies, name: str) -> int:
     row = submitted.row(name)
     return 0 if row is None else events.newest(store, row.id)
-
-
-def _over(view: StudyStatus) -> bool:
-    if view.submission is not None:
-        return view.submission.state is SubmissionState.ENDED
-    return view.state in _OVER

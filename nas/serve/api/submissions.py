@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, Self
@@ -267,13 +267,7 @@ class SubmittedStudies:
         self._thread.join()
 
     def submit(
-        self,
-        study: str,
-        space: str,
-        *,
-        trials: int | None = None,
-        warm_start: tuple[str, ...] = (),
-        by: str,
+        self, study: str, space: str, *, trials: int | None = None, warm_start: tuple[str, ...] = (), by: str
     ) -> Submission:
         """Accepts a study; submitting an equal one again returns the existing one.
 
@@ -290,7 +284,10 @@ class SubmittedStudies:
             Conflict: another study has the name.
         """
         studies.check_new_name(study)
-        check_warm_start(self._store, warm_start, study)
+        try:
+            require_studies(self._store, warm_start, study)
+        except UnknownName as error:
+            raise InvalidInput(error.message, where="warm_start") from None
         new = Submission(
             study=study,
             space=check_space(self._store, space).name,
@@ -502,14 +499,6 @@ def estimate_space(store: Store, space: SearchSpace, trials: int | None) -> Esti
     devices = known_devices(store, own_attachments().read())
     ids = {name: this_machine().id if name == LOCAL else find_name(name, devices) for name in space.devices}
     return estimate(store, space, trials or space.search.trials, ids, len(os.sched_getaffinity(0)))
-
-
-def check_warm_start(store: Store, names: Iterable[str], study: str) -> None:
-    """Raises `InvalidInput` if `study` cannot learn from all of `names`."""
-    try:
-        require_studies(store, names, study)
-    except UnknownName as error:
-        raise InvalidInput(error.message, where="warm_start") from None
 
 
 def _end_of(path: Path, size: int) -> bytes:
