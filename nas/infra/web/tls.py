@@ -333,14 +333,7 @@ def _named(text: str) -> x509.Name:
 
 def _usage(**uses: bool) -> x509.KeyUsage:
     every = (
-        "digital_signature",
-        "content_commitment",
-        "key_encipherment",
-        "data_encipherment",
-        "key_agreement",
-        "key_cert_sign",
-        "crl_sign",
-        "encipher_only",
-        "decipher_only",
+        "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign"
+        " encipher_only decipher_only"
     )
-    return x509.KeyUsage(**{use: uses.get(use, False) for use in every})
+    return x509.KeyUsage(**{use: uses.get(use, False) for use in every.split()})

@@ -63,7 +63,7 @@ from nas.search.study.events import (
 log = logging.getLogger(__name__)
 _FROZEN = ("scales", "reference_point")
 """Fields of study events that change how all trials are scored."""
-_IN_RECORDS = frozenset(kind.what for kind in (QualityKnown, Rescored, Remeasured, Observed))
+_IN_RECORDS = (QualityKnown.what, Rescored.what, Remeasured.what, Observed.what)
 """Notes that fields of `Record` hold."""
 KeyLookup = Callable[[str, str, str | None, str], Sequence[MeasurementKey]]
 """A device's id, a runtime's name, a quantisation (None: not known) and a workload's JSON -> the space's keys."""

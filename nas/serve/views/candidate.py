@@ -555,7 +555,7 @@ def _neighbours(study: StudySnapshot, number: int) -> Iterator[NeighbourView]:
 def _objectives(study: StudySnapshot, record: Record) -> Iterator[ObjectiveView]:
     for index, (objective, reached) in enumerate(zip(study.space.objectives, record.axes, strict=True)):
         metric = METRICS[objective.metric]
-        columns = {
+        columns: dict[str, tuple[float | None, float | None]] = {
             name: (axis.value, axis.value_sd) if (axis := reference.axes[index]) else (None, None)
             for name, reference in study.record.references.items()
         }
@@ -837,7 +837,8 @@ def _compared_evaluations(candidates: Sequence[CandidateView]) -> Iterator[Evalu
     ]
     for rung, group in dict.fromkeys(key for of_candidate in by_key for key in of_candidate):
         row = [of_candidate.get((rung, group)) for of_candidate in by_key]
-        differences = [None if row[0] is None or one is None else one.value - row[0].value for one in row]
+        first = row[0]
+        differences = [None if first is None or one is None else one.value - first.value for one in row]
         sds = [None if one is None else one.sd for one in row]
         ends = [
             _ends(difference, together(sds[0], sd), "linear") for difference, sd in zip(differences, sds, strict=True)
