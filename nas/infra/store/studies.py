@@ -86,7 +86,7 @@ def check_new_name(name: str) -> None:
     """Raises `InvalidInput` unless a new study can have the name: `NAME.json` is the address of the data of `NAME`."""
     check_name(name)
     if name.endswith(".json"):
-        raise InvalidInput(f"{name!r} is the address of another study's data; a name does not end in '.json'")
+        raise InvalidInput(f"{name!r} is the address of another study's data; choose one that does not end in '.json'")
 
 
 def get(store: Store, study_or_name: int | str) -> Study:
