@@ -24,7 +24,7 @@ from nas.infra.store import calibrations, devices, events, models, outcomes, res
 from nas.infra.store.calibrations import ReferenceRun
 from nas.infra.store.rows import Health, Role, StudyState
 from nas.measure.protocol.repetitions import PROTOCOL_VERSION
-from nas.search.study.events import CLOSED
+from nas.search.study.events import Closed
 from nas.serve.api.submissions import SubmissionFolder, SubmissionState
 from nas.serve.dashboard.access import AccessRules
 
@@ -61,7 +61,7 @@ def fill_studies(lab: DashboardLab) -> None:
     trials.add_event(lab.store, study, failed, EventKind.FAILED, {"reason": HOSTILE, HOSTILE: [HOSTILE]})
     results.put(lab.store, key("hostile"), "measure", measured(), seconds=2.0, trial=(study, failed))
     events.append(lab.store, study, {"what": HOSTILE, "message": HOSTILE})
-    events.append(lab.store, study, {"what": CLOSED, "rule": "trials", "message": HOSTILE})
+    events.append(lab.store, study, {"what": Closed.what, "rule": "trials", "message": HOSTILE})
     damaged = lab.study("damaged")
     lab.complete(damaged, 1.0, 1.5, 1.5)
     broken = lab.propose(damaged)

@@ -174,10 +174,6 @@ class SubmissionFolder:
         """Opens the log for a process to append to."""
         return (self.path / "launch.log").open("ab")
 
-    def open_result(self) -> IO[bytes]:
-        """Opens the file for a process's report, and empties it."""
-        return (self.path / "result.json").open("wb")
-
     def bound_log(self) -> None:
         """Cuts a log that is too long. Concurrently written lines may be lost."""
         path = self.path / "launch.log"
@@ -228,7 +224,7 @@ class LaunchProcess:
         argv += ["--trials", str(submission.trials)] if submission.trials is not None else []
         argv += ["--resume"] * resume
         argv += [part for name in submission.warm_start for part in ("--warm-start", name)]
-        with folder.open_log() as out, folder.open_result() as result:
+        with folder.open_log() as out, (folder.path / "result.json").open("wb") as result:
             return subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
