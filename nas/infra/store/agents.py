@@ -134,8 +134,7 @@ def authenticate(store: Store, name: str, secret: str) -> bool:
 def secret_hashes(store: Store) -> dict[str, str]:
     """Returns name -> hash of the secret (see `matches`) of every agent that may authenticate."""
     query = select(agent.c.name, agent.c.secret_hash).where(agent.c.secret_hash > _REVOKED)
-    with store.read() as connection:
-        return {row.name: row.secret_hash for row in connection.execute(query)}
+    return {row.name: row.secret_hash for row in store.rows(query)}
 
 
 def matches(secret_hash: str | None, secret: str) -> bool:
@@ -149,8 +148,7 @@ def all(store: Store) -> list[Agent]:
     last_seen = case((devices > agent.c.last_seen, devices), else_=agent.c.last_seen).label("last_seen")
     columns = [column for column in agent.c if column is not agent.c.last_seen]
     query: Select[Any] = select(*columns, last_seen).order_by(agent.c.name)
-    with store.read() as connection:
-        return [_agent(row) for row in connection.execute(query)]
+    return [_agent(row) for row in store.rows(query)]
 
 
 @retried
@@ -172,8 +170,7 @@ def create_api_token(store: Store, name: str, role: Role) -> str:
 
 def api_tokens(store: Store) -> list[ApiToken]:
     """Returns every API token, by name."""
-    with store.read() as connection:
-        return [_api_token(row) for row in connection.execute(select(api_token).order_by(api_token.c.name))]
+    return [_api_token(row) for row in store.rows(select(api_token).order_by(api_token.c.name))]
 
 
 @retried

@@ -133,9 +133,7 @@ def pin_only(store: Store, owner: str, sha256s: Iterable[str]) -> None:
 
 def all(store: Store) -> list[StoredFile]:
     """Returns every artifact, least recently used first."""
-    with store.read() as connection:
-        rows = connection.execute(_select().order_by(artifact.c.last_used, artifact.c.sha256))
-        return [_artifact(row) for row in rows]
+    return [_artifact(row) for row in store.rows(_select().order_by(artifact.c.last_used, artifact.c.sha256))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,7 @@ def get(store: Store, device: str, runtime: str, build: str) -> Calibration | No
 def of_device(store: Store, device: str) -> list[Calibration]:
     """Returns all calibrations of a device, oldest first."""
     query = select(calibration).where(calibration.c.device == device).order_by(calibration.c.created)
-    with store.read() as connection:
-        return [Calibration(**row._mapping) for row in connection.execute(query)]
+    return [Calibration(**row._mapping) for row in store.rows(query)]
 
 
 def off_by(ratios: Sequence[float]) -> tuple[float, bool]:
@@ -135,8 +134,7 @@ def drift(store: Store, device: str, *, since: float = 0.0) -> list[Drift]:
     """Returns a device's reference runs from `since` on, by runtime and build; the latest calibrated comes first."""
     columns = reference_run.c
     query = select(reference_run).where(columns.device == device, columns.at >= since).order_by(columns.at, columns.job)
-    with store.read() as connection:
-        rows = connection.execute(query).all()
+    rows = store.rows(query)
     calibrations = {(stored.runtime, stored.build): stored for stored in of_device(store, device)}
     keys = dict.fromkeys([*reversed(calibrations), *((row.runtime, row.build) for row in reversed(rows))])
     return [
@@ -152,17 +150,15 @@ def latest_runs(store: Store) -> dict[str, tuple[float, ReferenceRun]]:
     query = select(columns.device, columns.at, columns.runs).join(
         newest, and_(columns.device == newest.c.device, columns.at == newest.c.at)
     )
-    with store.read() as connection:
-        return {row.device: (row.at, ReferenceRun(*row.runs[-1])) for row in connection.execute(query)}
+    return {row.device: (row.at, ReferenceRun(*row.runs[-1])) for row in store.rows(query)}
 
 
 def disturbed(store: Store, *, since: float) -> dict[str, float]:
     """Returns device -> the share of its reference runs since then that something disturbed; none without runs."""
     calm: dict[str, list[bool]] = {}
     columns = reference_run.c
-    with store.read() as connection:
-        for row in connection.execute(select(columns.device, columns.runs).where(columns.at >= since)):
-            calm.setdefault(row.device, []).extend(ReferenceRun(*run).calm for run in row.runs)
+    for row in store.rows(select(columns.device, columns.runs).where(columns.at >= since)):
+        calm.setdefault(row.device, []).extend(ReferenceRun(*run).calm for run in row.runs)
     return {device: 1 - sum(runs) / len(runs) for device, runs in calm.items() if runs}
 
 

@@ -142,8 +142,7 @@ def all(store: Store) -> list[DeviceRow]:
 
 def select_rows(store: Store, query: Select[Any]) -> list[DeviceRow]:
     """Returns the devices that `query` selects, in its order."""
-    with store.read() as connection:
-        return [_with_silence(_row(row), store.now()) for row in connection.execute(query)]
+    return [_with_silence(_row(row), store.now()) for row in store.rows(query)]
 
 
 @retried
@@ -201,11 +200,10 @@ def label(store: Store, id: str, kind: DeviceEventKind, text: str | None) -> Non
 def labels(store: Store, id: str | None = None) -> dict[str, DeviceLabels]:
     """Returns device -> its labels, of those that have any; of one device only where `id` is given."""
     by_device: dict[str, dict[str, Any]] = {}
-    with store.read() as connection:
-        for event in connection.execute(_newest_labels(id)):
-            if event.reason:
-                value = tuple(event.reason.split()) if event.kind == DeviceEventKind.TAGS else event.reason
-                by_device.setdefault(event.device, {})[event.kind] = value
+    for event in store.rows(_newest_labels(id)):
+        if event.reason:
+            value = tuple(event.reason.split()) if event.kind == DeviceEventKind.TAGS else event.reason
+            by_device.setdefault(event.device, {})[event.kind] = value
     return {device: DeviceLabels(**values) for device, values in by_device.items()}
 
 

@@ -24,18 +24,14 @@ def append(store: Store, study: int, payload: Mapping[str, Any], *, lease: Study
 
 def since(store: Store, study: int, after: int = 0, *, limit: int = 1000) -> list[Event]:
     """Returns at most `limit` events after the id `after`, oldest first; the last id continues."""
-    with store.read() as connection:
-        rows = connection.execute(
-            select(event).where(event.c.study == study, event.c.id > after).order_by(event.c.id).limit(limit)
-        )
-        return [Event(**row._mapping) for row in rows]
+    query = select(event).where(event.c.study == study, event.c.id > after).order_by(event.c.id).limit(limit)
+    return [Event(**row._mapping) for row in store.rows(query)]
 
 
 def latest(store: Store, study: int, limit: int) -> list[Event]:
     """Returns the newest events, at most `limit`, oldest first."""
     query = select(event).where(event.c.study == study).order_by(event.c.id.desc()).limit(limit)
-    with store.read() as connection:
-        return [Event(**row._mapping) for row in reversed(connection.execute(query).all())]
+    return [Event(**row._mapping) for row in reversed(store.rows(query))]
 
 
 def newest(store: Store, study: int) -> int:
@@ -49,8 +45,7 @@ def notes(store: Store, study: int, what: str) -> list[Event]:
     query = select(event).where(
         event.c.study == study, event.c.trial.is_(None), event.c.payload["what"].as_string() == what
     )
-    with store.read() as connection:
-        return [Event(**row._mapping) for row in connection.execute(query.order_by(event.c.id))]
+    return [Event(**row._mapping) for row in store.rows(query.order_by(event.c.id))]
 
 
 def insert_event(connection: Connection, new: Event) -> Event:

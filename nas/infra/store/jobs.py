@@ -368,8 +368,7 @@ def _due(job: FromClause, now: float) -> ColumnElement[bool]:
 
 
 def _all(store: Store, *which: ColumnElement[bool], order: tuple[Any, ...]) -> list[JobRow]:
-    with store.read() as connection:
-        return [_job(row) for row in connection.execute(select(job_table).where(*which).order_by(*order))]
+    return [_job(row) for row in store.rows(select(job_table).where(*which).order_by(*order))]
 
 
 def _job(row: Row[Any]) -> JobRow:

@@ -117,9 +117,8 @@ def jobs(
     if after is not None:
         created, id = after
         query = query.where(or_(job.c.created < created, and_(job.c.created == created, job.c.id < id)))
-    with store.read() as connection:
-        rows = connection.execute(query.order_by(job.c.created.desc(), job.c.id.desc()).limit(limit))
-        return [JobSummary(**row._mapping) for row in rows]
+    query = query.order_by(job.c.created.desc(), job.c.id.desc()).limit(limit)
+    return [JobSummary(**row._mapping) for row in store.rows(query)]
 
 
 def queues(store: Store) -> dict[str, list[QueuedJob]]:
@@ -128,18 +127,16 @@ def queues(store: Store) -> dict[str, list[QueuedJob]]:
     columns = (job.c.id, job.c.kind, job.c.device, job.c.created, study.c.name)
     query = select(*columns).outerjoin(study, study.c.id == job.c.study).where(job.c.state == JobState.QUEUED)
     by_device: dict[str, list[QueuedJob]] = {}
-    with store.read() as connection:
-        for row in connection.execute(query.order_by(*order)):
-            waiting = by_device.setdefault(row.device, [])
-            waiting.append(QueuedJob(row.id, row.kind, row.name, len(waiting) + 1, row.created))
+    for row in store.rows(query.order_by(*order)):
+        waiting = by_device.setdefault(row.device, [])
+        waiting.append(QueuedJob(row.id, row.kind, row.name, len(waiting) + 1, row.created))
     return by_device
 
 
 def running(store: Store) -> dict[str, str | None]:
     """Returns device -> study of the job that it runs; None: of no study."""
     query = select(job.c.device, study.c.name).outerjoin(study, study.c.id == job.c.study)
-    with store.read() as connection:
-        return {device: name for device, name in connection.execute(query.where(job.c.state == JobState.LEASED))}
+    return {device: name for device, name in store.rows(query.where(job.c.state == JobState.LEASED))}
 
 
 def studies(store: Store, *, limit: int, after: int = 0, matching: StudyFilter = _ALL) -> list[StudySummary]:
@@ -207,15 +204,12 @@ def devices_by_condition(store: Store) -> dict[tuple[str, str], int]:
     silent = devices.silent(store.now()).self_group()
     state = case((silent, DeviceState.OFFLINE.value), else_=device_table.c.state).label("state_now")
     query = select(state, device_table.c.health, func.count()).group_by(state, device_table.c.health)
-    with store.read() as connection:
-        return {(state, health): count for state, health, count in connection.execute(query)}
+    return {(state, health): count for state, health, count in store.rows(query)}
 
 
 def studies_by_condition(store: Store) -> dict[str, int]:
     """Returns state as users see it -> how many studies; states without studies are left out."""
-    with store.read() as connection:
-        states = connection.execute(select(study.c.id, study.c.name, study.c.state))
-        rows = [(row.id, row.name, row.state) for row in states]
+    rows = [(row.id, row.name, row.state) for row in store.rows(select(study.c.id, study.c.name, study.c.state))]
     return dict(Counter(condition.state for condition in conditions(store, rows).values()))
 
 
@@ -227,9 +221,7 @@ def calibrated_devices(store: Store) -> list[str]:
 
 def jobs_by_state(store: Store) -> dict[str, int]:
     """Returns state -> how many jobs; states without jobs are left out."""
-    with store.read() as connection:
-        rows = connection.execute(select(job.c.state, func.count()).group_by(job.c.state))
-        return {state: count for state, count in rows}
+    return {state: count for state, count in store.rows(select(job.c.state, func.count()).group_by(job.c.state))}
 
 
 def longest_wait_s(store: Store) -> float:
@@ -242,5 +234,4 @@ def longest_wait_s(store: Store) -> float:
 
 def leases_granted(store: Store) -> dict[str, int]:
     """Returns device -> leases granted for it in all: its epoch."""
-    with store.read() as connection:
-        return {id: epoch for id, epoch in connection.execute(select(device_table.c.id, device_table.c.epoch))}
+    return {id: epoch for id, epoch in store.rows(select(device_table.c.id, device_table.c.epoch))}

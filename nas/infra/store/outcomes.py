@@ -211,8 +211,7 @@ def record_attempt(
 def attempts_of_key(store: Store, key: str) -> list[Attempt]:
     """Returns the attempts at the result of `key`, oldest first."""
     query = select(attempt).where(attempt.c.result_key == key).order_by(attempt.c.id)
-    with store.read() as connection:
-        return [Attempt(**row._mapping) for row in connection.execute(query)]
+    return [Attempt(**row._mapping) for row in store.rows(query)]
 
 
 def insert_attempt(connection: Connection, **values: Any) -> Attempt:

@@ -79,8 +79,7 @@ def of_trial(store: Store, study: int, number: int) -> list[Result]:
         .where(result_use.c.study == study, result_use.c.trial == number)
         .order_by(result.c.created, result.c.result_key)
     )
-    with store.read() as connection:
-        return [Result(**row._mapping) for row in connection.execute(query)]
+    return [Result(**row._mapping) for row in store.rows(query)]
 
 
 class ResultSummary(NamedTuple):
@@ -150,8 +149,7 @@ def stage_seconds(store: Store, study: int) -> dict[str, float]:
         .where(result_use.c.study == study, result_use.c.first)
         .group_by(result.c.stage)
     )
-    with store.read() as connection:
-        return {stage: seconds for stage, seconds in connection.execute(query)}
+    return {stage: seconds for stage, seconds in store.rows(query)}
 
 
 def insert_use(connection: Connection, key: str, trial: tuple[int, int], *, first: bool) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Select
 
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InfrastructureFailed
@@ -107,6 +107,11 @@ class Store:
         with translated(self.engine.url), self._snapshots.connect() as connection, connection.begin():
             self._follow(connection)
             yield connection
+
+    def rows(self, query: Select[Any]) -> Sequence[Any]:
+        """Returns the rows of a query that is a reading transaction by itself, or part of an outer one."""
+        with self.read() as connection:
+            return connection.execute(query).all()
 
     @contextmanager
     def write(self) -> Iterator[Connection]:

@@ -112,8 +112,7 @@ def find_id(store: Store, name: str) -> int:
 
 def all(store: Store) -> list[Study]:
     """Returns every study, oldest first."""
-    with store.read() as connection:
-        return [Study(**row._mapping) for row in connection.execute(select(study).order_by(study.c.id))]
+    return [Study(**row._mapping) for row in store.rows(select(study).order_by(study.c.id))]
 
 
 def condition(store: Store, row: Study) -> Condition:

@@ -40,8 +40,7 @@ def all(store: Store, study: int, *, states: Iterable[TrialState] | None = None)
     query = select(trial).where(trial.c.study == study).order_by(trial.c.number)
     if states is not None:
         query = query.where(trial.c.state.in_(list(states)))
-    with store.read() as connection:
-        return [_trial(row) for row in connection.execute(query)]
+    return [_trial(row) for row in store.rows(query)]
 
 
 def some(store: Store, study: int, numbers: Sequence[int]) -> list[Trial]:
