@@ -40,6 +40,7 @@ from nas.serve.views.base import (
     TrialView,
     View,
     bounds_fields,
+    shared,
     standing_fields,
     trial_fields,
 )
@@ -604,7 +605,7 @@ def _measurement(study: StudySnapshot, key: MeasurementKey, measurement: Measure
         if figure.value is not None and name in base and (theirs := base[name].value)
     }
     return MeasurementView(
-        **{name: value for name, value in dict(measurement).items() if name in MeasurementView.model_fields}
+        **shared(MeasurementView, measurement)
         | {
             "key": key,
             "device_id": measurement.device,
@@ -617,17 +618,11 @@ def _measurement(study: StudySnapshot, key: MeasurementKey, measurement: Measure
 def _repetition(repetition: Repetition) -> RepetitionView:
     sample, conditions = repetition.sample, repetition.conditions
     return RepetitionView(
-        valid=repetition.valid,
-        reason=repetition.reason,
-        attempt=repetition.attempt,
+        **shared(RepetitionView, repetition),
+        **shared(RepetitionView, conditions),
         ttft_ms=sample.ttft_ms if sample else None,
         token_ms=tuple(ns / 1e6 for ns in sample.decode_ns) if sample else (),
-        drift=repetition.drift,
-        temperature_c=conditions.temperature_c,
         temperature_unread=conditions.unread.get("temperature_c"),
-        throttled=conditions.throttled,
-        governor=conditions.governor,
-        power_source=conditions.power_source,
     )
 
 
@@ -682,17 +677,13 @@ def _artifacts(store: Store, record: Record, stored: Sequence[Result]) -> list[A
     values = [row.payload["value"] for row in stored if row.stage == "export" and "value" in row.payload]
     return [
         ArtifactView(
-            sha256=artifact.sha256,
-            size=artifact.size,
-            runtime=artifact.runtime,
-            quantisation=artifact.quantisation,
-            arch=artifact.arch,
-            patched=artifact.patched,
-            weights=artifact.weights,
-            scale="deploy" if artifact.layout_id == record.layout.architecture.id else "proxy",
-            stored=artifact.stored.sha256,
-            recipe=artifact.recipe is not None,
-            present=artifacts.get(store, artifact.stored.sha256) is not None,
+            **shared(ArtifactView, artifact)
+            | {
+                "scale": "deploy" if artifact.layout_id == record.layout.architecture.id else "proxy",
+                "stored": artifact.stored.sha256,
+                "recipe": artifact.recipe is not None,
+                "present": artifacts.get(store, artifact.stored.sha256) is not None,
+            }
         )
         for artifact in map(Artifact.model_validate, values)
     ]
@@ -736,16 +727,8 @@ def _profiles(study: StudySnapshot, record: Record) -> Iterator[ProfileView]:
         request = (profiled.device, profiled.runtime, profiled.prompt, profiled.gen, profiled.threads)
         if request not in seen:
             seen.add(request)
-            yield ProfileView(
-                **dict(profiled.profile),
-                device_id=profiled.device,
-                runtime=profiled.runtime,
-                build=profiled.build,
-                prompt=profiled.prompt,
-                gen=profiled.gen,
-                threads=profiled.threads,
-                at=event.at,
-            )
+            of_request = shared(ProfileView, profiled)
+            yield ProfileView(**dict(profiled.profile), **of_request, device_id=profiled.device, at=event.at)
 
 
 def _commands(
@@ -855,9 +838,6 @@ def _compared_evaluations(candidates: Sequence[CandidateView]) -> Iterator[Evalu
 
 def _forecast_view(model: ModelError, trial: int) -> ForecastView:
     forecast = next((candidate for candidate in model.candidates if candidate.trial == trial), None)
-    of_model = ("device", "runtime", "workload", "metric", "unit", "mape", "measurements")
-    return ForecastView(
-        **{name: getattr(model, name) for name in of_model},
-        **{name: getattr(forecast, name, None) for name in ("measured", "predicted", "low", "high")},
-        reason=model.reason if forecast is None else None,
-    )
+    of_trial = {name: getattr(forecast, name, None) for name in ("measured", "predicted", "low", "high")}
+    reason = model.reason if forecast is None else None
+    return ForecastView(**shared(ForecastView, model) | of_trial | {"reason": reason})

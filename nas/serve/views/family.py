@@ -34,7 +34,7 @@ from nas.core.family import (
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, recorded
 from nas.infra.web.errors import Conflict
-from nas.serve.views.base import View
+from nas.serve.views.base import View, shared
 from nas.serve.views.layout import LayerView, layout_view
 
 _CONTEXT = 4096
@@ -256,11 +256,7 @@ def _line(name: str) -> FamilyLine:
 def _member(view: MemberView) -> MemberPage:
     kinds = _kinds(view.member.measured)
     return MemberPage(
-        member=view.member,
-        files=view.files,
-        training=view.training,
-        evaluation=view.evaluation,
-        benchmarks=view.benchmarks,
+        **shared(MemberPage, view),
         layers=layout_view(Layout.parse(view.member.layout), _CONTEXT).layers,
         kinds=kinds,
         places=[
