@@ -38,7 +38,7 @@ from nas.measure.devices.attachments import Tag
 from nas.measure.farm.agent_api import Access, guarded
 from nas.serve.api.access import require
 from nas.serve.api.submissions import SubmittedStudies
-from nas.serve.api.types import ONE_LINE, EventId, Limit, StudyName, Time, Wait, with_example
+from nas.serve.api.types import ONE_LINE, EventId, Limit, StudyName, Time, Wait, shared, with_example
 
 LONGEST_RESERVATION_S = 7 * 86_400.0
 HISTORY = 20
@@ -498,7 +498,7 @@ def device_detail(
     """Returns one device with at most `history` events and jobs, and at most `runs` reference runs of each build."""
     view = _view(store, id, submitted)
     return DeviceDetail(
-        **{name: getattr(view, name) for name in DeviceView.model_fields},
+        **shared(DeviceView, view),
         calibrations=[CalibrationView.of(calibration) for calibration in calibrations.of_device(store, id)],
         drift=[_drift(drift, runs) for drift in calibrations.drift(store, id)],
         history=[DeviceEventView.model_validate(event) for event in devices.history(store, id, limit=history)],
@@ -588,16 +588,7 @@ def page_of_agents(store: Store, *, after: str = "", limit: int) -> AgentPage:
     for row in devices.all(store):
         served[row.agent].append(row.id)
     later = sorted((agent for agent in agents.all(store) if agent.name > after), key=lambda agent: agent.name)
-    shown = [
-        AgentView(
-            name=agent.name,
-            access=agent.access,
-            created=agent.created,
-            last_seen=agent.last_seen,
-            devices=served[agent.name],
-        )
-        for agent in later[:limit]
-    ]
+    shown = [AgentView(**shared(AgentView, agent), devices=served[agent.name]) for agent in later[:limit]]
     return AgentPage(agents=shown, next=shown[-1].name if len(later) > limit else None)
 
 
@@ -609,13 +600,7 @@ def revoke_secret(store: Store, name: str) -> AgentView:
 
 def _drift(drift: calibrations.Drift, most: int) -> DriftView:
     runs = [
-        ReferenceRunView(
-            at=point.at,
-            job=point.job,
-            ratio=point.run.ratio,
-            temperature_c=point.run.temperature_c,
-            calm=point.run.calm,
-        )
+        ReferenceRunView(at=point.at, job=point.job, **shared(ReferenceRunView, point.run))
         for point in drift.points[-most:]
     ]
     calibration = drift.calibration
@@ -682,7 +667,6 @@ def _device(
     if latest is not None:
         at, run = latest
         condition = ConditionView(at=at, temperature_c=run.temperature_c, battery_percent=run.battery_percent)
-    names = [name for name in DeviceView.model_fields if name in DeviceRow.__slots__]
     counts = Counter(job.study for job in queue)
     first = {job.study: job for job in reversed(queue)}
     waiting = [
@@ -690,7 +674,7 @@ def _device(
         for study, job in first.items()
     ]
     return DeviceView(
-        **{name: getattr(row, name) for name in names},
+        **shared(DeviceView, row),
         lease=lease,
         name=labels.name,
         note=labels.note,

@@ -44,7 +44,18 @@ from nas.search.study.estimate import Estimate
 from nas.search.study.events import Marked, notes
 from nas.serve.api.access import require
 from nas.serve.api.submissions import Order, Submission, SubmissionState, SubmittedStudies, check_space, estimate_space
-from nas.serve.api.types import ONE_LINE, EventId, Limit, StudyName, Time, TrialNumber, Trials, Wait, with_example
+from nas.serve.api.types import (
+    ONE_LINE,
+    EventId,
+    Limit,
+    StudyName,
+    Time,
+    TrialNumber,
+    Trials,
+    Wait,
+    shared,
+    with_example,
+)
 
 _MAX_SUBMISSION = 8 << 20
 """Bytes of a submission: the longest space, also where its characters take several bytes."""
@@ -436,13 +447,8 @@ def _view(store: Store, submitted: SubmittedStudies, name: str) -> StudyStatus:
 def _begun(row: StudySummary, submission: Submission | None) -> StudyStatus:
     return StudyStatus(
         study=row.name,
-        space=row.space,
-        desired_state=row.desired_state,
-        trials=row.trials,
-        created=row.created,
         submission=SubmissionView.model_validate(submission) if submission else None,
-        problem=row.problem,
-        **asdict(row.condition),
+        **shared(StudyStatus, row) | asdict(row.condition),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Path, Query
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 MAX_PAGE = 500
 LONGEST_WAIT_S = 30.0
@@ -17,6 +17,11 @@ ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
 TrialNumber = Annotated[int, Path(ge=0, le=2**31 - 1)]
 Trials = Annotated[int | None, Field(ge=1, le=1_000_000, description="layouts to try; null: as the space says")]
 StudyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+def shared(view: type[BaseModel], source: object) -> dict[str, Any]:
+    """Returns the attributes of an object whose names are those of fields of a model that shows it."""
+    return {name: getattr(source, name) for name in view.model_fields if hasattr(source, name)}
 
 
 def with_example(**example: Any) -> ConfigDict:

@@ -21,11 +21,6 @@ class View(BaseModel):
     model_config = ConfigDict(frozen=True, serialize_by_alias=True)
 
 
-def shared(view: type[BaseModel], source: object) -> dict[str, Any]:
-    """Returns the attributes of an object whose names are those of fields of a view model."""
-    return {name: getattr(source, name) for name in view.model_fields if hasattr(source, name)}
-
-
 class Interval(View):
     """A value with its 95 % interval."""
 

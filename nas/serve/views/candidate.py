@@ -33,6 +33,7 @@ from nas.search.analysis.snapshot import Snapshots, StudySnapshot
 from nas.search.proxy.job import TrainJob, TrainResult
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.study.events import CorpusUsed, Profiled, notes
+from nas.serve.api.types import shared
 from nas.serve.views.base import (
     Bounds,
     Interval,
@@ -40,7 +41,6 @@ from nas.serve.views.base import (
     TrialView,
     View,
     bounds_fields,
-    shared,
     standing_fields,
     trial_fields,
 )

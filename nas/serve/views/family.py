@@ -34,7 +34,8 @@ from nas.core.family import (
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, recorded
 from nas.infra.web.errors import Conflict
-from nas.serve.views.base import View, shared
+from nas.serve.api.types import shared
+from nas.serve.views.base import View
 from nas.serve.views.layout import LayerView, layout_view
 
 _CONTEXT = 4096
