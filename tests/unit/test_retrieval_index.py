@@ -88,9 +88,10 @@ def test_damaged_indexes_and_other_models_are_refused(tmp_path: Path) -> None:
     build(tmp_path)
     vectors = tmp_path / "index" / "vectors-00000.npy"
     content = vectors.read_bytes()
-    vectors.write_bytes(content[:-10])
-    with pytest.raises(InvalidInput, match="damaged"):
-        Index(tmp_path / "index")
+    for damaged in (content[:-10], b""):
+        vectors.write_bytes(damaged)
+        with pytest.raises(InvalidInput, match="damaged"):
+            Index(tmp_path / "index")
     vectors.write_bytes(content)
     write_model(tmp_path / "other", lengths=(8, 64))
     with pytest.raises(InvalidInput, match="not the model"):
@@ -99,6 +100,10 @@ def test_damaged_indexes_and_other_models_are_refused(tmp_path: Path) -> None:
         Index(tmp_path / "model")
     with pytest.raises(InvalidInput, match="not empty"):
         build_index(tmp_path / "model", [tmp_path / "documents.jsonl"], tmp_path / "other", lambda line: None)
+    for content, problem in ((b"", "no JSON"), (b"[]", "no JSON object")):
+        (tmp_path / "other" / "index.json").write_bytes(content)
+        with pytest.raises(InvalidInput, match=problem):
+            build_index(tmp_path / "model", [tmp_path / "documents.jsonl"], tmp_path / "other", lambda line: None)
 
 
 def test_ids_of_two_sources_are_apart(tmp_path: Path) -> None:

@@ -227,14 +227,22 @@ def test_folders_of_beir_are_read(tmp_path: Path) -> None:
     assert len(set(data_hashes(folder)) - set(before)) == 2, "compressed files are part of keys, too"
 
 
+def test_judgements_need_no_names_of_columns(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path)
+    (folder / "qrels" / "train.tsv").write_text("q\t1\t2\n\nq\t2\t1\n\n")
+    assert read_judgements(folder, "train").relevance == {"q": {"1": 2, "2": 1}}
+
+
 @pytest.mark.parametrize(
     ("name", "line", "problem"),
     [
         ("qrels/train.tsv", "x\t1\t1\n", "train.tsv:4: queries.jsonl has no query 'x'"),
         ("qrels/train.tsv", "q\t1\n", "train.tsv:4: three columns"),
+        ("qrels/train.tsv", f"q\t{'d' * 200_000}\t1\n", "train.tsv: cannot read it: field larger than field limit"),
         ("qrels/train.tsv", "q\t7\t1\n", "corpus.jsonl has no document '7'"),
         ("corpus.jsonl", {"_id": "1", "text": "again"}, "corpus.jsonl:3: the id '1' is there twice"),
         ("corpus.jsonl", {"text": "no id"}, "corpus.jsonl:3: _id: "),
+        ("corpus.jsonl", {"id": "3", "contents": "no text"}, "corpus.jsonl:3: text: Field required"),
         (
             "scores.jsonl",
             {"query_id": "q", "document_ids": ["1", "9"], "scores": [1, 2]},

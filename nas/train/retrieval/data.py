@@ -9,7 +9,7 @@ A folder of BEIR, whose lines may be compressed:
 
     corpus.jsonl          {"_id": "...", "title": "...", "text": "..."}
     queries.jsonl         {"_id": "...", "text": "..."}
-    qrels/train.tsv       query, document and relevance, with tabs between them; the first line has their names
+    qrels/train.tsv       query, document and relevance, with tabs between them; the first line may have their names
     scores.jsonl          {"query_id": "...", "document_ids": ["...", ...], "scores": [3.1, ...]}: a teacher's, if any
 
 What cannot be used is refused, named by file and line.
@@ -40,7 +40,7 @@ class StoredDocument(_Line):
 
     id: str = Field(min_length=1, validation_alias=AliasChoices("_id", "id"))
     title: str | None = None
-    text: str = ""
+    text: str
 
     @property
     def content(self) -> str:
@@ -137,17 +137,20 @@ def read_judgements(folder: Path, split: str) -> Judgements:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
+                if not row:
+                    continue
                 try:
                     query, document, value = row
-                    if number > 1 and queries[query] and int(value) > 0:
-                        relevance.setdefault(query, {})[document] = int(value)
+                    grade = int(value)
+                    if queries[query] and grade > 0:
+                        relevance.setdefault(query, {})[document] = grade
                 except KeyError:
                     problems.append(f"{path}:{number}: {QUERIES} has no query {row[0]!r}")
                 except ValueError:
                     if number > 1 or len(row) != 3:
                         problems.append(f"{path}:{number}: three columns with tabs: query, document, whole number")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
         raise InvalidInput(f"cannot read it: {reason}", where=str(path)) from error
     raise_problems(problems)
     if not relevance:
