@@ -371,13 +371,21 @@ def test_chat_forgets_its_oldest_turns_and_says_so() -> None:
     assert "brief" in last and '"sum"' in last and "question 4" in last and "question 0" not in last
     assert said and all(re.fullmatch(r"forgot the oldest \d of \d turns: the context is full", line) for line in said)
     assert talk.messages[0].role == "system" and talk.messages[1].role == "user"
+    lines = [b"caf\xe9".decode(errors="surrogateescape"), "tea"]
+    assert "".join(talk.answers(lines, most=8, temperature=0, seed=0)) == "\nyes\n"
+    assert "the message is not text in the encoding of the locale" in said
 
 
 def test_tools_of_a_chat_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "tools.json"
     path.write_text('[{"name": "sum"}, "text"]')
     assert read_tools(path) == [{"name": "sum"}, "text"]
-    for content, problem in (("{}", "no JSON list of tools"), ('["<|im_end|>"]', "contains the special token")):
+    path.write_text('["text"]', encoding="utf-8-sig")
+    assert read_tools(path) == ["text"]
+    for content, problem in (
+        ("{}", "no JSON list of tools: [^\n]*$"),
+        ('["<|im_end|>"]', "contains the special token"),
+    ):
         path.write_text(content)
         with pytest.raises(InvalidInput, match=rf"^{path}: .*{problem}"):
             read_tools(path)

@@ -326,9 +326,11 @@ class Chat:
             seed: of sampling.
 
         Raises:
-            InvalidInput: the text is empty, contains a special token, or does not fit the context.
+            InvalidInput: the text is empty, no Unicode, contains a special token, or does not fit the context.
             CandidateFailed: the runtime died on the file (crash).
         """
+        if any("\ud800" <= character <= "\udfff" for character in text):  # bytes that Python could not decode
+            raise InvalidInput("the message is not text in the encoding of the locale")
         if problem := problem_of([Message(role="user", content=text)], "user", self._chat.special):
             raise InvalidInput(problem)
         first = all(message.role != "user" for message in self.messages)
@@ -367,9 +369,10 @@ def read_tools(path: Path, special: Sequence[str] = SPECIAL) -> list[Tool]:
         InvalidInput: the file is no such list, or a tool contains a special token.
     """
     try:
-        tools: list[Tool] = TypeAdapter(list[Tool]).validate_json(path.read_bytes())
+        tools: list[Tool] = TypeAdapter(list[Tool]).validate_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except (OSError, ValidationError) as error:
-        raise InvalidInput(f"no JSON list of tools: {error}", where=str(path)) from error
+        problem = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
+        raise InvalidInput(f"no JSON list of tools: {problem}", where=str(path)) from error
     if problem := problem_of_tools(tools, special):
         raise InvalidInput(problem, where=str(path))
     return tools
