@@ -145,7 +145,7 @@ def open_http(url: str, **settings: Any) -> httpx.Client:
     Addresses of this machine itself are asked directly: no proxy reaches them.
 
     Raises:
-        InvalidInput: the environment names a proxy that is none.
+        InvalidInput: the environment names a proxy that is none, or a file of certificates that cannot be read.
     """
     return _opened(httpx.Client, url, settings)
 
@@ -164,7 +164,10 @@ def _opened(client: Callable[..., _Client], url: str, settings: Mapping[str, Any
     try:
         return client(trust_env=not local, **settings)
     except (ValueError, ImportError, httpx.InvalidURL) as error:
-        raise InvalidInput(f"this is no proxy: {error}", where="$HTTPS_PROXY, $ALL_PROXY or $HTTP_PROXY") from error
+        names = "$HTTPS_PROXY, $ALL_PROXY, $HTTP_PROXY or $NO_PROXY"
+        raise InvalidInput(f"this is no proxy, or no list of hosts: {error}", where=names) from error
+    except OSError as error:
+        raise InvalidInput(f"cannot read certificates: {error.strerror}", where="$SSL_CERT_FILE") from error
 
 
 def is_certificate_error(error: BaseException) -> bool:

@@ -228,3 +228,14 @@ def test_a_proxy_that_is_none_is_named(proxy: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     done = nas("server", "add", "https://h.example:1", "--token", "x")
     assert done.code == 3 and "HTTPS_PROXY" in done.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("NO_PROXY", "localhost,fd07:b51a::/64"), ("SSL_CERT_FILE", "/nowhere.pem")]
+)
+def test_variables_of_the_network_that_cannot_be_used_are_named(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidInput, match=rf"\${variable}"):
+        open_http("https://h.example")
