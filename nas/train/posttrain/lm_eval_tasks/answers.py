@@ -26,6 +26,7 @@ _ANSWERS = [
     re.compile(r"answer\s*[:=]\s*(.+)", re.IGNORECASE),
 ]
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!]|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 _LETTER_PATTERNS = [
     re.compile(r"(?i:answer(?:\s+is)?)\s*[:=]?\s*(?i:option|choice)?\s*\(?([A-J])\b"),
     re.compile(r"\(([A-J])\)"),
@@ -87,7 +88,7 @@ def mgsm_answer(doc: Doc) -> str:
 def number_result(doc: Doc, results: Sequence[str]) -> dict[str, bool]:
     """Returns whether the extracted answer is right, and whether the right number is anywhere in the text."""
     expected, strict = _expected(doc), strict_result(doc, results)["strict"]
-    loose = any(same(answer, expected) for answer in _NUMBER.findall(results[0]))
+    loose = any(same(answer, expected) for answer in _NUMBER.findall(_in_ascii(results[0])))
     return {"strict": strict, "loose": strict or loose}
 
 
@@ -146,6 +147,7 @@ def extracted(text: str) -> str:
 
     After such words it ends with the sentence.
     """
+    text = _in_ascii(text)
     if (inside := boxed(text)) is not None:
         return inside
     text = _EMPHASIS.sub("", text)
@@ -194,8 +196,13 @@ def _expected(doc: Doc) -> str:
     return str(doc["answer"]).rpartition("####")[2].strip()
 
 
+def _in_ascii(text: str) -> str:
+    r"""Returns a text with `-` for Unicode's sign, and `,` in 10{,}000 and the like: LaTeX's, and narrow blanks."""
+    return _THOUSANDS.sub(",", text.replace("\N{MINUS SIGN}", "-"))
+
+
 def _plain(text: str) -> str:
-    text = re.sub(r"\\[dt]frac", r"\\frac", text.strip()).replace(r"\!", "")
+    text = re.sub(r"\\[dt]frac", r"\\frac", _in_ascii(text).strip()).replace(r"\!", "")
     text = _SHORT_FRACTION.sub(lambda match: rf"\frac{{{match[1] or match[2]}}}{{{match[3] or match[4]}}}", text)
     text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
     text = re.sub(r"(?<=\d)\s*\\(?:text|mathrm|mbox)\{\s[^{}]*\}$", "", text)  # a unit
