@@ -22,6 +22,7 @@ from nas.model.nn.weights import save_weights
 from nas.model.text.bpe import encoded
 from nas.model.text.corpus import open_corpus, refer
 from nas.model.text.documents import read_sources
+from nas.model.text.reader import read_texts
 from nas.search.spaces.problems import read_model
 from nas.train.pretrain.data import open_tokens
 from nas.train.pretrain.member_training import MemberToTrain
@@ -257,3 +258,8 @@ def test_arrow_columns_are_read_whatever_they_hold(tmp_path: Path) -> None:
 def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"--corpus: .*a\*\*: Invalid pattern"):
         read_sources([tmp_path / "a**"], 0.1)
+
+
+def test_a_list_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"text": "a"}]', encoding="utf-8-sig")
+    assert list(read_texts(tmp_path / "a.json", "text")) == [b"a"]

@@ -146,7 +146,7 @@ def _json_lines(path: Path, column: str) -> Iterator[bytes]:
 def _json_file(path: Path, column: str) -> Iterator[bytes]:
     """Yields the texts of a file that holds a list of objects, or an object on each line."""
     with _unpacking(str(path)), closing(_opened(path)) as file:
-        begin = file.read(_BEGIN).lstrip()
+        begin = file.read(_BEGIN).removeprefix(b"\xef\xbb\xbf").lstrip()
     if not begin.startswith(b"["):
         yield from _json_lines(path, column)
         return
