@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,8 +92,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     from rich.console import Console
     from rich.table import Table
 
-    # Layouts contain brackets, which rich would parse as markup.
-    console = Console(markup=False, highlight=False)
+    # Layouts contain brackets, which rich would parse as markup; and it prints nothing where $COLUMNS is 0.
+    console = Console(markup=False, highlight=False, width=shutil.get_terminal_size().columns)
     widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
     is_wide = len(columns) > 2 and sum(widths) + 2 * len(widths) > console.width
     if is_wide and (full := [i for i, column in enumerate(zip(*texts, strict=True)) if any(column)]):

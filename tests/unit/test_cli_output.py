@@ -33,7 +33,7 @@ def shown(
     return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
 
 
-@pytest.mark.parametrize("columns", [40, 80, 110])
+@pytest.mark.parametrize("columns", [0, 40, 80, 110])
 def test_a_layout_is_never_cut(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(columns, monkeypatch).splitlines()
     assert f"5          {LAYOUT}" in lines and "trial      layout" in lines
