@@ -150,7 +150,7 @@ def read_judgements(folder: Path, split: str) -> Judgements:
                     if number > 1 or len(row) != 3:
                         problems.append(f"{path}:{number}: three columns with tabs: query, document, whole number")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
         raise InvalidInput(f"cannot read it: {reason}", where=str(path)) from error
     raise_problems(problems)
     if not relevance:
