@@ -25,14 +25,22 @@ from nas.core.clock import Clock, SystemClock
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, Unsupported
 from nas.core.plan import Runner
-from nas.core.trust import Invitation, PublicKey, RunnerManifest, SignedManifest, fingerprint, signed_bytes
+from nas.core.trust import (
+    Invitation,
+    PublicKey,
+    RunnerManifest,
+    SignedManifest,
+    fetch_certificate,
+    fingerprint,
+    signed_bytes,
+    unverified,
+)
 from nas.core.wire import CA_PATH, AgentName, Authority, EnrolRequest
 from nas.measure.devices.agent.client import JobClient, NotTheCoordinator
 
 FILE = "enrolment.json"
 
 _TIMEOUT_S = 10.0
-_MAX_CERTIFICATE = 1 << 16
 
 
 class Enrolment(BaseModel):
@@ -113,7 +121,8 @@ def _check_name(name: str) -> None:
 
 def _fetch_ca(invitation: Invitation) -> str:
     """Returns the certificate with the fingerprint of the invitation, PEM."""
-    fetched = _fetch_untrusted(invitation.url + CA_PATH)
+    with httpx.Client(verify=unverified(), timeout=_TIMEOUT_S, trust_env=False) as http:
+        _, fetched = fetch_certificate(http, invitation.url + CA_PATH)
     try:
         certificate = x509.load_pem_x509_certificate(fetched)
     except ValueError:
@@ -126,24 +135,6 @@ def _fetch_ca(invitation: Invitation) -> str:
             "'nas agent token' there"
         )
     return certificate.public_bytes(Encoding.PEM).decode()
-
-
-def _fetch_untrusted(url: str) -> bytes:
-    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    fetched = b""
-    try:
-        with (
-            httpx.Client(verify=anybody, timeout=_TIMEOUT_S, trust_env=False) as http,
-            http.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
-        ):
-            for chunk in response.iter_raw():
-                fetched += chunk
-                if len(fetched) > _MAX_CERTIFICATE:
-                    raise InvalidInput(f"{url}: sent more than a certificate")
-    except httpx.HTTPError as error:
-        raise InfrastructureFailed(f"{url}: {error or type(error).__name__}") from error
-    return fetched
 
 
 def _exchange(invitation: Invitation, name: str, ca: str) -> Enrolment:

@@ -13,7 +13,7 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, print_table, say
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.core.trust import is_certificate_error, open_http
+from nas.core.trust import fetch_certificate, is_certificate_error, open_http, unverified
 from nas.core.wire import CA_PATH
 from nas.serve.client import (
     KnownServer,
@@ -26,7 +26,6 @@ from nas.serve.client import (
 )
 
 _TIMEOUT_S = 15.0
-_LONGEST_CA = 64 << 10
 
 app = command_app(help="Manage the coordinators known to --server.")
 
@@ -108,20 +107,15 @@ def _pinned_ca(url: str, fingerprint: str | None) -> str:
 
 def _fetch_ca(url: str) -> str:
     """Fetches the CA over an unverified connection; its fingerprint must be checked."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    try:
-        with open_http(url, verify=context, timeout=_TIMEOUT_S) as http:
-            answer = http.get(f"{url}{CA_PATH}")
-    except httpx.HTTPError as error:
-        raise InfrastructureFailed(f"{url}: {error or type(error).__name__}") from error
-    if answer.status_code != 200 or len(answer.content) > _LONGEST_CA:
+    with open_http(url, verify=unverified(), timeout=_TIMEOUT_S) as http:
+        status, content = fetch_certificate(http, f"{url}{CA_PATH}")
+    if status != httpx.codes.OK:
         raise InvalidInput(
             f"{url}: this system does not trust its certificate, and it has no certificate authority to pin (HTTP "
-            f"{answer.status_code}): it is no coordinator, or the port of 'nas serve --cert' with a certificate that "
+            f"{status}): it is no coordinator, or the port of 'nas serve --cert' with a certificate that "
             "is not valid here"
         )
-    return answer.text
+    return content.decode(errors="replace")
 
 
 def _fingerprint(pem: str) -> str:

@@ -17,6 +17,7 @@ import hashlib
 import re
 import socket
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -27,7 +28,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.canonical import canonical_json
-from nas.core.errors import InvalidInput
+from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.plan import Runner
 
 PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -38,6 +39,8 @@ _CONTEXT = b"hilnas runner manifest\n"
 _PREFIX = "hilnas-enrol."
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TIMEOUT_S = 10.0
+_MOST_BYTES = 1 << 16
+"""Of a certificate."""
 _OTHER_NAME = frozenset({62, 64})
 _OTHER_TIME = frozenset({9, 10})
 """OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MISMATCH; _CERT_NOT_YET_VALID and _CERT_HAS_EXPIRED."""
@@ -168,6 +171,34 @@ def _opened(client: Callable[..., _Client], url: str, settings: Mapping[str, Any
         raise InvalidInput(f"this is no proxy, or no list of hosts: {error}", where=names) from error
     except OSError as error:
         raise InvalidInput(f"cannot read certificates: {error.strerror}", where="$SSL_CERT_FILE") from error
+
+
+def unverified() -> ssl.SSLContext:
+    """Returns a TLS context that accepts every server: what it sends has to be verified otherwise."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def fetch_certificate(http: httpx.Client, url: str) -> tuple[int, bytes]:
+    """Returns status and content of an answer, which is read no further than a certificate is long.
+
+    Raises:
+        InvalidInput: it is longer.
+        InfrastructureFailed: it does not come, or does not end in time.
+    """
+    content, deadline = b"", time.monotonic() + 2 * _TIMEOUT_S
+    try:
+        with http.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
+            for chunk in answer.iter_raw():
+                content += chunk
+                if len(content) > _MOST_BYTES:
+                    raise InvalidInput(f"{url}: sent more than a certificate")
+                if time.monotonic() > deadline:
+                    raise InfrastructureFailed(f"{url}: no certificate within {2 * _TIMEOUT_S:g} s")
+            return answer.status_code, content
+    except httpx.HTTPError as error:
+        raise InfrastructureFailed(f"{url}: {error or type(error).__name__}") from error
 
 
 def is_certificate_error(error: BaseException) -> bool:

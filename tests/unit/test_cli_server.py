@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from api_lab import Lab, ScriptedProcess, space_text
 from cli_runner import Outcome, nas
@@ -97,6 +98,21 @@ def test_a_server_with_another_certificate_is_rejected(
     done = nas("device", "list")
     assert done.code == 1, "another try cannot help"
     assert "no certificate of the authority that was pinned" in done.err
+
+
+def test_an_endless_certificate_is_not_read(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+
+    def pieces() -> Iterator[bytes]:
+        while len(sent) < 1000:
+            sent.append(1 << 14)
+            yield bytes(1 << 14)
+
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=pieces()))
+    monkeypatch.setattr("nas.cli.server.open_http", lambda url, **settings: httpx.Client(transport=transport))
+    done = nas("server", "add", "https://lab.example", "--fingerprint", "0" * 64, stdin="x\n")
+    assert done.code == 3 and "sent more than a certificate" in done.err
+    assert sum(sent) < 1 << 20
 
 
 def test_a_wrong_token_is_not_kept(lab: Lab, url: str, certificates: Certificates) -> None:
