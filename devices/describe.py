@@ -11,7 +11,7 @@ from nas.core.device import TEXT_LENGTH, Cluster, Device, parse_cores, show_core
 from nas.core.errors import InvalidInput
 from nas.measure.devices.probes.memory import total_memory_mb
 from nas.measure.devices.probes.power import ENERGY_FILES, energy_counter
-from nas.measure.devices.probes.readings import Readings, Unread, names, number, read, read_or_empty
+from nas.measure.devices.probes.readings import Readings, Unread, matched, names, number, read, read_or_empty
 from nas.measure.devices.transports.base import Reader, Tree
 
 _CPUS = "/sys/devices/system/cpu"
@@ -160,10 +160,7 @@ def _unless_unread(name: str, probe: Callable[[], Any], unread: dict[str, str]) 
 
 
 def _output(readings: Readings, command: str, pattern: str) -> str:
-    try:
-        output = readings.output(command).strip()
-    except OSError as error:
-        raise Unread(f"{command}: {error.strerror}") from error
+    output = readings.output(command).strip()
     if not re.fullmatch(pattern, output):
         raise Unread(f"{command} says {output[:40]!r}")
     return output
@@ -173,7 +170,7 @@ def _properties(readings: Readings) -> dict[str, str]:
     """Returns Android's properties; none elsewhere."""
     try:
         said = readings.output(PROPERTIES)
-    except OSError:
+    except Unread:
         return {}
     return dict(re.findall(r"^\[(ro\.[\w.]{1,64})\]: \[(.{0,200})\]\r?$", said, re.MULTILINE))
 
@@ -213,10 +210,8 @@ def _soc(readings: Readings, android: Mapping[str, str]) -> str:
 
 
 def _page_size(readings: Readings) -> int:
-    match = re.search(r"^KernelPageSize:\s+(\d{1,7}) kB$", read(readings, _PAGES), re.MULTILINE)
-    if not match:
-        raise Unread(f"{_PAGES}: no KernelPageSize")
-    return int(match[1]) * 1024
+    pattern, text = r"^KernelPageSize:\s+(\d{1,7}) kB$", read(readings, _PAGES)
+    return int(matched(pattern, text, f"{_PAGES}: no KernelPageSize")) * 1024
 
 
 def _os(readings: Readings, android: Mapping[str, str]) -> str:
@@ -402,11 +397,8 @@ def _capacity(tree: Tree, core: int) -> int:
 
 def _x86_kind(tree: Tree, core: int, design: str) -> _Kind:
     for rank, (path, name) in enumerate(_HYBRID.items()):
-        try:
-            if core in parse_cores(read(tree, path)):
-                return _Kind(rank, 0, 0, sanitise(f"{design}, {name}"))
-        except (Unread, InvalidInput):
-            continue
+        if core in _cores_of(tree, path):
+            return _Kind(rank, 0, 0, sanitise(f"{design}, {name}"))
     return _Kind(0, 0, 0, design)
 
 

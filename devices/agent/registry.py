@@ -84,7 +84,7 @@ class DeviceRegistry:
         """
         self.looked(address)
         with self._changed:
-            self._check_free(device.id, address)
+            self.check_free(device.id, address)
             self._present[device.id] = device, address
             self._changed.wait_for(lambda: not self._awaited, self._gather_until - self._clock.monotonic())
             if self._last and self._last is not seen and self._registered.get(device.id) == device:
@@ -107,14 +107,22 @@ class DeviceRegistry:
     def check_free(self, id: str, address: str) -> None:
         """Raises `AlreadyServed` if `join` would."""
         with self._changed:
-            self._check_free(id, address)
+            _, way = self._present.get(id, (None, address))
+            if way != address:
+                raise AlreadyServed(f"{address} is device {id}, which is already served as {way}")
 
     def leave(self, id: str) -> None:
         """Deregisters a device. If the coordinator cannot be reached, `refresh` does it later."""
         with self._changed:
             self._present.pop(id, None)
-            if not self._unreachable:
-                self._deregister()
+            if self._unreachable:
+                return
+            try:
+                self.refresh()
+            except InfrastructureFailed:
+                # Its lease expires anyway; an agent of many devices should not wait for each of them.
+                self._unreachable = self._closed
+                raise
 
     def close(self) -> None:
         """Ends: if deregistering one device fails from now on, the others are not tried."""
@@ -133,19 +141,6 @@ class DeviceRegistry:
             gone = self._registered.keys() - self._present.keys()
             if gone or (not self._present and silent_s > _LONGEST_SILENCE_S):
                 self._register_others()
-
-    def _deregister(self) -> None:
-        try:
-            self.refresh()
-        except InfrastructureFailed:
-            # Its lease expires anyway; an agent of many devices should not wait for each of them.
-            self._unreachable = self._closed
-            raise
-
-    def _check_free(self, id: str, address: str) -> None:
-        _, way = self._present.get(id, (None, address))
-        if way != address:
-            raise AlreadyServed(f"{address} is device {id}, which is already served as {way}")
 
     def _register_others(self) -> None:
         """Registers without a new device, so that a refusal concerns the agent."""

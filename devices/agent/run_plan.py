@@ -7,17 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.plan import Conditions, InputFile, Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
 from nas.core.wire import Phase
 from nas.measure.devices.probes import android, cpu, memory, power, thermal
-from nas.measure.devices.probes.readings import Readings, Unread
+from nas.measure.devices.probes.readings import Readings, Unread, first_of
 from nas.measure.devices.transports.base import Cancelled, CommandResult, Reader, Transport, never
-
-T = TypeVar("T")
 
 BEFORE = tuple(dict.fromkeys((*cpu.QUOTA_FILES, *thermal.COUNTERS, *memory.FILES, *power.ENERGY_FILES, *cpu.FILES)))
 """Read before a process. CPU time comes last, so that reading the rest is not in the interval."""
@@ -37,15 +35,15 @@ COMMANDS = (memory.DISK, *android.COMMANDS)
 """Run after a process; `dumpsys` exists on Android only, which costs nothing to find out."""
 
 _ONE_MOMENT: dict[str, Callable[[Readings], Any]] = {
-    "temperature_c": lambda now: _first(now, thermal.temperature_c, android.temperature_c),
+    "temperature_c": lambda now: first_of(now, thermal.temperature_c, android.temperature_c),
     "governor": cpu.governor,
     "frequency_mhz": cpu.frequency_mhz,
     "cluster_mhz": cpu.cluster_mhz,
     "load_1min": cpu.load_1min,
-    "power_source": lambda now: _first(now, power.power_source, android.power_source),
-    "battery_percent": lambda now: _first(now, power.battery_percent, android.battery_percent),
-    "battery_status": lambda now: _first(now, power.battery_status, android.battery_status),
-    "battery_temperature_c": lambda now: _first(now, power.battery_temperature_c, android.battery_temperature_c),
+    "power_source": lambda now: first_of(now, power.power_source, android.power_source),
+    "battery_percent": lambda now: first_of(now, power.battery_percent, android.battery_percent),
+    "battery_status": lambda now: first_of(now, power.battery_status, android.battery_status),
+    "battery_temperature_c": lambda now: first_of(now, power.battery_temperature_c, android.battery_temperature_c),
     "free_disk_mb": memory.free_disk_mb,
     "thermal_status": android.thermal_status,
     "charger": android.charger,
@@ -121,24 +119,13 @@ def _throttled(before: Readings, now: Readings) -> bool:
     waits = [_try(partial(cpu.quota_waits, readings)) for readings in (before, now)]
     if not any(isinstance(wait, Unread) for wait in waits) and waits[1] > waits[0]:
         return True
-    return _first(
+    return first_of(
         now,
         lambda now: thermal.throttle_count(now) > thermal.throttle_count(before),
         lambda now: thermal.firmware_flags(now) > 0,
         lambda now: thermal.cooling_level(now) > 0,
         lambda now: android.thermal_status(now) > 0,
     )
-
-
-def _first(now: Readings, *probes: Callable[[Readings], T]) -> T:
-    """Returns the first probe's value that can be read; otherwise all reasons, except for missing Android services."""
-    reasons = []
-    for probe in probes:
-        try:
-            return probe(now)
-        except Unread as reason:
-            reasons.append(str(reason))
-    raise Unread("; ".join(reason for reason in reasons if reason != android.NO_ANDROID))
 
 
 def _try(probe: Callable[[], Any]) -> Any:

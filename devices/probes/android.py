@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from nas.measure.devices.probes.power import Status
-from nas.measure.devices.probes.readings import Readings, Unread, plausible
+from nas.measure.devices.probes.readings import OtherKind, Readings, Unread, matched, plausible
 
 THERMAL = "dumpsys thermalservice"
 BATTERY = "dumpsys battery"
@@ -27,12 +27,13 @@ def output(readings: Readings, command: str) -> str:
     """Returns what a command printed.
 
     Raises:
-        Unread: this is not Android, or the service reports nothing to a shell.
+        OtherKind: this is not Android.
+        Unread: the service reports nothing to a shell.
     """
     try:
         said = readings.output(command)
-    except OSError:
-        raise Unread(NO_ANDROID) from None
+    except Unread:
+        raise OtherKind(NO_ANDROID) from None
     if not said.strip():
         raise Unread(f"{command}: no answer")
     return said
@@ -58,10 +59,7 @@ def temperature_c(readings: Readings) -> float:
 
 def thermal_status(readings: Readings) -> int:
     """Returns the throttling level `THERMAL_STATUS_*`: 0 none, 1 light, 2 moderate ...; from Android 10 on."""
-    match = re.search(r"^Thermal Status: (\d{1,4})$", output(readings, THERMAL), re.MULTILINE)
-    if not match:
-        raise Unread(f"{THERMAL}: no status")
-    return int(match[1])
+    return int(matched(r"^Thermal Status: (\d{1,4})$", output(readings, THERMAL), f"{THERMAL}: no status"))
 
 
 def power_source(readings: Readings) -> Literal["mains", "battery"]:
@@ -100,18 +98,14 @@ def battery_temperature_c(readings: Readings) -> float:
 
 def screen_on(readings: Readings) -> bool:
     """Returns whether the phone is awake; its screen takes power, and drawing takes CPU time."""
-    match = re.search(r"mWakefulness=(\w+)", output(readings, POWER))
-    if not match:
-        raise Unread("dumpsys power: no mWakefulness")
-    return match[1] in ("Awake", "Dreaming")
+    state = matched(r"mWakefulness=(\w+)", output(readings, POWER), "dumpsys power: no mWakefulness")
+    return state in ("Awake", "Dreaming")
 
 
 def power_saver(readings: Readings) -> bool:
     """Returns whether the battery saver is on; from Android 9 on."""
-    match = re.search(r"mSettingBatterySaverEnabled=(true|false)", output(readings, POWER))
-    if not match:
-        raise Unread("dumpsys power: no mSettingBatterySaverEnabled")
-    return match[1] == "true"
+    name = "mSettingBatterySaverEnabled"
+    return matched(rf"{name}=(true|false)", output(readings, POWER), f"dumpsys power: no {name}") == "true"
 
 
 def _battery_service(readings: Readings) -> str:
@@ -122,7 +116,4 @@ def _battery_service(readings: Readings) -> str:
 
 
 def _battery(readings: Readings, name: str) -> int:
-    match = re.search(rf"^ *{name}: (-?\d{{1,9}})$", _battery_service(readings), re.MULTILINE)
-    if not match:
-        raise Unread(f"{BATTERY}: no {name}")
-    return int(match[1])
+    return int(matched(rf"^ *{name}: (-?\d{{1,9}})$", _battery_service(readings), f"{BATTERY}: no {name}"))

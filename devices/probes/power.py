@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from nas.core.plan import EnergyUsed
-from nas.measure.devices.probes.readings import Unread, names, number, plausible, read, read_or_empty
+from nas.measure.devices.probes.readings import Unread, first_of, names, number, plausible, read, read_or_empty
 from nas.measure.devices.transports.base import Tree
 
 _SUPPLIES = "/sys/class/power_supply"
@@ -99,7 +98,7 @@ ENERGY_FILES = (
     f"{_IIO}/iio:device*/energy_value",
     *(f"{_RAPL}/intel-rapl:*/{name}" for name in ("name", "energy_uj", "max_energy_range_uj")),
     *FILES,
-    *(f"/sys/class/power_supply/*/{name}" for name in (*_GAUGES, "voltage_now")),
+    *(f"{_SUPPLIES}/*/{name}" for name in (*_GAUGES, "voltage_now")),
 )
 
 _MICRO = 1e-6
@@ -146,13 +145,7 @@ def energy_counter(tree: Tree) -> Counter:
     Raises:
         Unread: none can be read.
     """
-    reasons = []
-    for look in _COUNTERS:
-        try:
-            return look(tree)
-        except Unread as reason:
-            reasons.append(str(reason))
-    raise Unread("; ".join(reasons))
+    return first_of(tree, _power_monitor, _rapl, _battery)
 
 
 def energy_used(before: Counter, after: Counter) -> EnergyUsed:
@@ -229,14 +222,9 @@ def _gauge(tree: Tree, path: str) -> Part:
             value = number(tree, f"{path}/{name}")
         except Unread:
             continue
+        plausible(value * _MICRO, "Wh" if name == "energy_now" else "Ah", f"{path}/{name}")
         volts = 1.0
-        if name == "energy_now":
-            plausible(value * _MICRO, "Wh", f"{path}/{name}")
-        else:
-            plausible(value * _MICRO, "Ah", f"{path}/{name}")
+        if name != "energy_now":
             volts = plausible(number(tree, f"{path}/voltage_now") * _MICRO, "V", f"{path}/voltage_now")
         return Part(name, value, _JOULES_PER_UWH * volts, falls=True)
     raise Unread(f"{path}: no {' or '.join(_GAUGES)}")
-
-
-_COUNTERS: tuple[Callable[[Tree], Counter], ...] = (_power_monitor, _rapl, _battery)

@@ -9,12 +9,44 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from nas.measure.devices.transports.base import Reader, Tree
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Tree)
 
 
 class Unread(Exception):
     """A value that this device does not provide; the message is the reason."""
+
+
+class OtherKind(Unread):
+    """A value that devices of this kind never provide: where there is another reason, this one is not told."""
+
+
+def first_of(tree: R, *probes: Callable[[R], T]) -> T:
+    """Returns the value of the first probe that can be read.
+
+    Raises:
+        Unread: none can; with all reasons.
+    """
+    reasons = []
+    for probe in probes:
+        try:
+            return probe(tree)
+        except OtherKind:
+            continue
+        except Unread as reason:
+            reasons.append(str(reason))
+    raise Unread("; ".join(reasons))
+
+
+def matched(pattern: str, text: str, otherwise: str) -> str:
+    """Returns the group of the first match in a text of several lines; raises `Unread(otherwise)` if there is none."""
+    if match := re.search(pattern, text, re.MULTILINE):
+        return match[1]
+    raise Unread(otherwise)
 
 
 def read(tree: Tree, path: str) -> str:
@@ -116,8 +148,11 @@ class Readings:
         return answer
 
     def output(self, command: str) -> str:
-        """Returns what a command printed; raises `OSError` where there is no such command."""
-        return self.read_text(command)
+        """Returns what a command printed; raises `Unread` where there is no such command."""
+        try:
+            return self.read_text(command)
+        except OSError as error:
+            raise Unread(f"{command}: {error.strerror}") from error
 
     def names(self, folder: str) -> list[str]:
         """Returns the names of the files in a folder that were read."""

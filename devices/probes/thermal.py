@@ -8,13 +8,13 @@ import re
 from nas.measure.devices.probes.readings import Unread, names, number, plausible, read, read_or_empty
 from nas.measure.devices.transports.base import Tree
 
-_ZONES = "/sys/class/thermal"
+_THERMAL = "/sys/class/thermal"
 _MONITORS = "/sys/class/hwmon"
 _PROCESSOR = re.compile(
     r"x86_pkg_temp|.*cpu.*|.*soc.*|.*core.*|k10temp|zenpower|tsens.*|big|mid|little|apc\d.*", re.IGNORECASE
 )
 FILES = (
-    *(f"{_ZONES}/thermal_zone*/{name}" for name in ("type", "temp")),
+    *(f"{_THERMAL}/thermal_zone*/{name}" for name in ("type", "temp")),
     *(f"{_MONITORS}/*/{name}" for name in ("name", "temp*_input", "temp*_label")),
 )
 _REAL, _OFFSET = "Tdie", "Tctl"
@@ -29,7 +29,7 @@ def temperature_c(tree: Tree) -> float:
     """
     sensors = _sensors(tree)
     if not sensors:
-        raise Unread(f"no sensor under {_ZONES} or {_MONITORS}")
+        raise Unread(f"no sensor under {_THERMAL} or {_MONITORS}")
     of_processor = [(kind, path) for kind, path in sensors if _PROCESSOR.fullmatch(kind)]
     readings = []
     for _, path in of_processor or sensors:
@@ -43,8 +43,8 @@ def temperature_c(tree: Tree) -> float:
 def _sensors(tree: Tree) -> list[tuple[str, str]]:
     """Returns (kind, path of a file in millidegrees) of every sensor."""
     zones = [
-        (f"{_ZONES}/{zone}/type", f"{_ZONES}/{zone}/temp")
-        for zone in names(tree, _ZONES, lambda name: name.startswith("thermal_zone"))
+        (f"{_THERMAL}/{zone}/type", f"{_THERMAL}/{zone}/temp")
+        for zone in names(tree, _THERMAL, lambda name: name.startswith("thermal_zone"))
     ]
     monitors = [
         (f"{_MONITORS}/{monitor}/name", path)
@@ -65,7 +65,6 @@ def _without_offset(tree: Tree, monitor: str) -> list[str]:
 _OF_PROCESSOR = re.compile(r"^Processor$|^(?!.*fan).*cpu", re.IGNORECASE)
 """Kinds of cooling devices that slow processors down; a fan that is named after one does not."""
 _CPUS = "/sys/devices/system/cpu"
-_THERMAL = "/sys/class/thermal"
 
 COUNTERS = (f"{_CPUS}/cpu*/thermal_throttle/*_throttle_count",)
 THROTTLE_FILES = (

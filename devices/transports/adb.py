@@ -21,7 +21,7 @@ from typing import Protocol
 
 from nas.core import paths
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.measure.devices.transports.adb_device import AdbConnection, AdbKey, over_tcp, over_usb
+from nas.measure.devices.transports.adb_device import AdbConnection, AdbKey, Tcp, over_usb
 from nas.measure.devices.transports.base import NotTrusted
 from nas.measure.devices.transports.shell import ShellTransport
 from nas.measure.devices.transports.wire import SILENT_S, Stream, open_socket, open_unix_socket
@@ -63,20 +63,22 @@ class AdbWire:
         self.name = address
         self._keys = keys
         scheme, _, self._where = address.partition(":")
-        if scheme != "adb" or not any(form.fullmatch(self._where) for form in (_SERIAL, _USB, _HOST_PORT)):
+        self._usb, self._direct = _USB.fullmatch(self._where), _HOST_PORT.fullmatch(self._where)
+        if scheme != "adb" or not (self._usb or _is_place(self._direct) or _SERIAL.fullmatch(self._where)):
             raise InvalidInput(f"device address {address!r}: adb:SERIAL, adb:HOST:PORT or adb:usb:SERIAL is expected")
         self._services: _Services | None = None
 
     def connect(self) -> None:
         if self._services is not None:
             return
-        if usb := _USB.fullmatch(self._where):
-            self._services = AdbConnection(self.name, over_usb(usb["serial"]), AdbKey.load(self._keys / "adb"))
-        elif direct := _HOST_PORT.fullmatch(self._where):
-            transport = over_tcp(direct["host"].strip("[]"), int(direct["port"]))
-            self._services = AdbConnection(self.name, transport, AdbKey.load(self._keys / "adb"))
+        if self._usb:
+            transport = over_usb(self._usb["serial"])
+        elif self._direct:
+            transport = Tcp(self._direct["host"].strip("[]"), int(self._direct["port"]))
         else:
             self._services = AdbServer(self._where)
+            return
+        self._services = AdbConnection(self.name, transport, AdbKey.load(self._keys / "adb"))
 
     def close(self) -> None:
         if self._services is not None:
@@ -84,12 +86,14 @@ class AdbWire:
             self._services = None
 
     def start(self, command: str) -> Stream:
-        return self._open(f"exec:{command}")
-
-    def _open(self, service: str) -> Stream:
         if self._services is None:
             raise InfrastructureFailed(f"{self.name}: not connected")
-        return self._services.open(service)
+        return self._services.open(f"exec:{command}")
+
+
+def _is_place(place: re.Match[str] | None) -> bool:
+    """Returns whether an address was matched whose port, if it has one, exists: sockets take others modulo 65536."""
+    return place is not None and int(place["port"] or 0) < 1 << 16
 
 
 _REMEDIES = (
@@ -124,18 +128,20 @@ class AdbServer:
 
     def __init__(self, serial: str) -> None:
         self._name, self._serial = f"adb:{serial}", serial
-        self._server = os.environ.get("ADB_SERVER_SOCKET") or ":".join(
+        server = os.environ.get("ADB_SERVER_SOCKET") or ":".join(
             (
                 "tcp",
                 os.environ.get("ANDROID_ADB_SERVER_ADDRESS") or "127.0.0.1",
                 os.environ.get("ANDROID_ADB_SERVER_PORT") or "5037",
             )
         )
-        if not _SERVER.fullmatch(self._server):
+        place = _SERVER.fullmatch(server)
+        if place is None or not _is_place(place):
             raise InfrastructureFailed(
-                f"{self._name}: ADB_SERVER_SOCKET or ANDROID_ADB_SERVER_PORT: {self._server!r} is no adb server; "
+                f"{self._name}: ADB_SERVER_SOCKET or ANDROID_ADB_SERVER_PORT: {server!r} is no adb server; "
                 "tcp:HOST:PORT, tcp:PORT or localfilesystem:PATH is expected"
             )
+        self._server, self._place = server, place
 
     def close(self) -> None:
         """Does nothing: no connection is kept between services."""
@@ -156,9 +162,7 @@ class AdbServer:
         return stream
 
     def _reach(self) -> socket.socket:
-        place = _SERVER.fullmatch(self._server)
-        assert place is not None
-        host = (place["host"] or "127.0.0.1").strip("[]")
+        place, host = self._place, (self._place["host"] or "127.0.0.1").strip("[]")
         try:
             return open_unix_socket(place["path"]) if place["path"] else open_socket(host, int(place["port"]))
         except InfrastructureFailed as error:

@@ -70,8 +70,8 @@ class AdbKey(CryptographySigner):  # type: ignore[misc]
         return str(self.public_key.decode())
 
 
-class _Tcp(TcpTransport):  # type: ignore[misc]
-    """A TCP connection that reports when the other side has vanished."""
+class Tcp(TcpTransport):  # type: ignore[misc]
+    """A TCP connection, to a device with `adb tcpip`, that reports when the other side has vanished."""
 
     def connect(self, transport_timeout_s: float | None) -> None:
         self._connection = open_socket(self._host, self._port)
@@ -141,7 +141,7 @@ class AdbConnection:
 
     Args:
         name: the device's address, for messages.
-        transport: see `over_tcp` and `over_usb`.
+        transport: a `Tcp`, or what `over_usb` returns.
         key: of this agent.
 
     Raises:
@@ -296,11 +296,6 @@ class AdbStream:
             self._unanswered = False
         elif command == constants.CLSE:
             self._ended = True
-
-
-def over_tcp(host: str, port: int) -> BaseTransport:
-    """Returns the way to a device with `adb tcpip`, not yet connected."""
-    return _Tcp(host, port)
 
 
 def over_usb(serial: str) -> BaseTransport:

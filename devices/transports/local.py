@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nas.core.canonical import content_hash, sha256_of
-from nas.core.durable import write_durably
+from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed
 from nas.measure.devices.files import ContentFolder
 from nas.measure.devices.transports.base import TEXT_LIMIT, CommandResult, Lease, StaleLease, never
@@ -34,23 +33,19 @@ class Fence:
 
         Raises:
             StaleLease: a newer one was here.
-            InfrastructureFailed: the disk failed.
+            InfrastructureFailed: the disk failed, or others kept the lock.
         """
+        path = self._folder / lease.authority
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with (self._folder / ".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                self._admit_locked(lease)
+            with locked(self._folder / ".lock"):
+                text = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+                last = int(text) if text.isdecimal() else 0
+                if lease.epoch < last:
+                    raise StaleLease(str(self._folder), lease, last)
+                write_durably(path, str(lease.epoch).encode())
         except OSError as error:
             raise InfrastructureFailed(f"{self._folder}: {error.strerror}") from error
-
-    def _admit_locked(self, lease: Lease) -> None:
-        path = self._folder / lease.authority
-        text = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
-        last = int(text) if text.isdecimal() else 0
-        if lease.epoch < last:
-            raise StaleLease(str(self._folder), lease, last)
-        write_durably(path, str(lease.epoch).encode())
 
 
 _KEPT_BYTES = 8 << 30

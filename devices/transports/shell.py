@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from nas.core.canonical import content_hash, sha256_of
@@ -367,35 +368,29 @@ class ShellTransport:
 
     def push(self, local: Path, sha256: str) -> str:
         """Copies a file to the device unless it has it; damaged content is replaced."""
-        path = self._content(sha256)
-        self._used.add(sha256)
-        if not self._has(path, sha256):
-            with self._temporary() as temporary:
-                try:
-                    self._send(local, temporary)
-                except InfrastructureFailed as error:
-                    raise InfrastructureFailed(f"{error}{self._space_left()}") from error
-                self._settle(temporary, sha256, path)
-            self._trim()
-        return path
+        return self.make(sha256, partial(self._send, local))
 
     def _send(self, local: Path, remote: str) -> None:
         """Copies a file through the shell; on failure a part of it may be left at `remote`."""
-        with local.open("rb") as file:
-            size, pieces = os.fstat(file.fileno()).st_size, iter(lambda: file.read(_PIECE), b"")
-            code, said = self._shell.call(scripts.RECEIVE, remote, str(size), timeout_s=LONG_S, sending=pieces)
-        if code:
-            why = said.decode(errors="replace").strip()[-400:]
-            raise InfrastructureFailed(f"{self._wire.name}: {why or 'it kept only a part of the file'}")
+        try:
+            with local.open("rb") as file:
+                size, pieces = os.fstat(file.fileno()).st_size, iter(lambda: file.read(_PIECE), b"")
+                code, said = self._shell.call(scripts.RECEIVE, remote, str(size), timeout_s=LONG_S, sending=pieces)
+            if code:
+                why = said.decode(errors="replace").strip()[-400:]
+                raise InfrastructureFailed(f"{self._wire.name}: {why or 'it kept only a part of the file'}")
+        except InfrastructureFailed as error:
+            raise InfrastructureFailed(f"{error}{self._space_left()}") from error
 
     def make(self, sha256: str, produce: Callable[[str], None]) -> str:
-        path = self._content(sha256)
+        root = self._prepared().root
+        path = f"{root}/content/{sha256}"
         self._used.add(sha256)
-        if not self._has(path, sha256):
+        if self._shell.call(scripts.VERIFY, path, sha256, timeout_s=LONG_S)[0] != 0:
             with self._temporary() as temporary:
                 produce(temporary)
-                self._settle(temporary, sha256, path)
-            self._trim()
+                self._shell.must(scripts.SETTLE, temporary, sha256, path, timeout_s=LONG_S)
+            self._shell.must(scripts.TRIM, root, str(KEPT_KB), *sorted(self._used))
         return path
 
     def bundle(self, files: Mapping[str, str]) -> str:
@@ -412,18 +407,6 @@ class ShellTransport:
         arguments = ("\n".join(paths[:first]), "\n".join(paths[first:]), "\n".join(commands), self._prepared().root)
         _, said = self._shell.call(scripts.READ_MANY, *arguments, limit=READING_LIMIT)
         return read_sections(said.decode(errors="replace"), paths)
-
-    def _content(self, sha256: str) -> str:
-        return f"{self._prepared().root}/content/{sha256}"
-
-    def _has(self, path: str, sha256: str) -> bool:
-        return self._shell.call(scripts.VERIFY, path, sha256, timeout_s=LONG_S)[0] == 0
-
-    def _settle(self, temporary: str, sha256: str, path: str) -> None:
-        self._shell.must(scripts.SETTLE, temporary, sha256, path, timeout_s=LONG_S)
-
-    def _trim(self) -> None:
-        self._shell.must(scripts.TRIM, self._prepared().root, str(KEPT_KB), *sorted(self._used))
 
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nas.core.errors import InfrastructureFailed
-from nas.measure.devices.transports.adb import AdbServer
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.measure.devices.transports.adb import AdbServer, AdbWire
 from nas.measure.devices.transports.base import NotTrusted
 
 SERIAL = "adb-R5CT123 (2)._adb-tls-connect._tcp"
@@ -142,3 +142,13 @@ def test_nobody_there_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("ADB_SERVER_SOCKET", f"tcp:{port}")
     with pytest.raises(InfrastructureFailed, match="run `adb start-server`"):
         AdbServer("X").open("exec:true")
+
+
+def test_ports_that_do_not_exist_are_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket takes a port modulo 65536."""
+    assert AdbWire("adb:127.0.0.1:65535", tmp_path).name == "adb:127.0.0.1:65535"
+    with pytest.raises(InvalidInput, match="adb:HOST:PORT"):
+        AdbWire("adb:127.0.0.1:71091", tmp_path)
+    monkeypatch.setenv("ADB_SERVER_SOCKET", "tcp:70573")
+    with pytest.raises(InfrastructureFailed, match="no adb server"):
+        AdbServer(SERIAL)
