@@ -30,7 +30,7 @@ from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint, RandomWeights, Weights
 from nas.measure.runtimes.build_cache import CachedBuild
 from nas.measure.runtimes.executorch.gate import STEPS, Oracle, judge
-from nas.measure.runtimes.llama_cpp.binding import greedy_tokens
+from nas.measure.runtimes.llama_cpp.binding import decoded_tokens
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.runner import Feed
 from nas.model.nn.model import Model
@@ -71,7 +71,7 @@ def _checked(folder: Path, view: MemberView) -> dict[str, Any]:
     build = built(LLAMA_CPP, layout)
     assert isinstance(build, CachedBuild)
     ggufs = {
-        file.quantisation.upper(): greedy_tokens(build, folder / file.path, prompt, _TOKENS)
+        file.quantisation.upper(): decoded_tokens(build, folder / file.path, prompt, _TOKENS)
         for file in _of(view, "gguf")
     }
     same = {
@@ -85,7 +85,7 @@ def _checked(folder: Path, view: MemberView) -> dict[str, Any]:
         "class": answer["class"],
         "loads": view.files.loads,
         "logits": {"difference": difference, "sd": float(logits.std())},
-        "greedy_tokens": len(followed),
+        "decoded_tokens": len(followed),
         "quantised_same_tokens": {name: _alike(ids, followed) for name, ids in ggufs.items() if name != "F16"},
     }
     for file in _of(view, "pte"):
@@ -161,7 +161,7 @@ def _alike(ids: list[int], followed: list[int]) -> int:
 
 
 def _row(size: str, member: dict[str, Any]) -> dict[str, str]:
-    logits, pte, count = member["logits"], member.get("pte"), member["greedy_tokens"]
+    logits, pte, count = member["logits"], member.get("pte"), member["decoded_tokens"]
     return {
         "member": f"{size}: `{member['layout']}`",
         "class": f"`{member['class']}`",

@@ -28,7 +28,7 @@ from runs import digits, say
 
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint
-from nas.measure.runtimes.llama_cpp.binding import greedy_tokens
+from nas.measure.runtimes.llama_cpp.binding import decoded_tokens
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.measure.runtimes.toolchain import host_target
@@ -139,7 +139,7 @@ def _greedy_row(name: str, layout: Layout, weights: Checkpoint, prompt: list[int
     say(f"greedy tokens: {name}")
     model = folder / "m.gguf"
     LLAMA_CPP.export(layout, "q4_0", weights, model)
-    stock, patched = (greedy_tokens(_build(host_target(), patched), model, prompt, TOKENS) for patched in (False, True))
+    stock, patched = (decoded_tokens(_build(host_target(), patched), model, prompt, TOKENS) for patched in (False, True))
     return {
         "name": name,
         "layout": layout.format(),

@@ -2,12 +2,13 @@
 
 The library that the binding loads is chosen by the environment before its first import, and a crash of a model must
 stay a result. So each function here runs this module again, as `python -m nas.measure.runtimes.llama_cpp.binding
-COMMAND`.
+COMMAND MODEL ...`; requests and results are JSON, and what is large is in files that requests name.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import math
 import os
@@ -43,6 +44,7 @@ Watch = Callable[[int, bool, int | None], bool]
 _DEADLINE_S = 600.0
 _KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
 _LIBRARIES = "LLAMA_CPP_LIB_PATH"
+_RESULT = "result.json"
 _FAULTS = (signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 """Signals of a process that fails by itself; SIGBUS is what a mapped file gets of a full disk."""
 _FULL = re.compile(
@@ -51,20 +53,22 @@ _FULL = re.compile(
 """What is said of a full disk, the third by llama.cpp's quantiser, and of full memory."""
 
 
-def run_command(
-    build: Build, command: str, model: Path, arguments: Sequence[str], *, deadline_s: float = _DEADLINE_S
-) -> None:
-    """Runs one of `_COMMANDS` on MODEL and ARGUMENTS in a process that loads the libraries of `build`.
+def run_command(build: Build, command: str, model: Path, *, deadline_s: float = _DEADLINE_S, **request: object) -> Any:
+    """Returns what one of `_COMMANDS` returns of MODEL, in a process that loads the libraries of `build`.
 
     Raises:
         CandidateFailed: the process died on this model (crash).
         InfrastructureFailed: it was killed or took longer than the deadline, or memory or a disk is full.
     """
     environment = _environment(build)
-    argv = [sys.executable, "-m", __name__, command, str(model), *arguments]
-    code, tail = stream(argv, deadline_s=deadline_s, env=environment)
-    if code != 0:
-        raise _failure("llama.cpp", model, code, tail)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "request.json")
+        path.write_text(json.dumps(request), encoding="utf-8")
+        argv = [sys.executable, "-m", __name__, command, str(model), str(path)]
+        code, tail = stream(argv, deadline_s=deadline_s, env=environment)
+        if code != 0:
+            raise _failure("llama.cpp", model, code, tail)
+        return json.loads(path.with_name(_RESULT).read_text(encoding="utf-8"))
 
 
 def _failure(program: str, model: Path, code: int, tail: str) -> NasError:
@@ -280,19 +284,18 @@ def evaluate(
         InfrastructureFailed: it was stopped by this machine; see `run_command`.
     """
     assert sum(chunks) == len(tokens)
-    ids, out = scratch / "tokens.npy", scratch / "logits.npz"
-    np.save(ids, np.asarray(tokens, np.int32))
-    run_command(build, "logits", model, [str(ids), ",".join(map(str, chunks)), str(int(watch)), str(out)])
+    out = scratch / "logits.npz"
+    run_command(build, "logits", model, ids=list(map(int, tokens)), lengths=list(chunks), watch=watch, out=str(out))
     with np.load(out, allow_pickle=False) as arrays:
         choices = {name: arrays[name] for name in arrays.files}
     return Evaluation(choices.pop("logits"), {int(depth): chosen for depth, chosen in choices.items()})
 
 
-def _logits(model: str, tokens: str, chunks: str, watch: str, out: str) -> None:
-    ids, lengths = np.load(tokens, allow_pickle=False), [int(length) for length in chunks.split(",")]
+def _logits(model: str, ids: list[int], lengths: list[int], watch: bool, out: str) -> None:
     experts = ExpertWatch(Path(os.environ[_LIBRARIES]))
-    session = Session(model, len(ids), max(lengths), experts if watch == "1" else None)
-    logits = np.concatenate([session.feed(chunk.tolist()) for chunk in np.split(ids, np.cumsum(lengths)[:-1])])
+    session = Session(model, len(ids), max(lengths), experts if watch else None)
+    edges = itertools.pairwise(itertools.accumulate(lengths, initial=0))
+    logits = np.concatenate([session.feed(ids[begin:end]) for begin, end in edges])
     choices = {str(depth): chosen for depth, chosen in experts.choices().items()}
     np.savez(out, allow_pickle=False, logits=logits, **choices)
 
@@ -315,31 +318,25 @@ def vectors_of(build: Build, model: Path, longest: int, threads: int) -> Dialogu
     return Dialogue("llama.cpp", model, argv, tokens, _environment(build))
 
 
-def _vectors(model: str, tokens: str, threads: str) -> None:
-    serve_vectors(Session(model, int(tokens), int(tokens), threads=int(threads), vectors=True).vectors)
+def _vectors(model: str, tokens: int, threads: int) -> None:
+    serve_vectors(Session(model, tokens, tokens, threads=threads, vectors=True).vectors)
 
 
-def greedy_tokens(build: Build, model: Path, prompt: Sequence[int], tokens: int) -> list[int]:
-    """Decodes `tokens` ids after a prompt of at least one, the likeliest each time; raises `CandidateFailed`."""
-    return _decoded(build, model, prompt, tokens, 0.0, 0)
-
-
-def _decoded(build: Build, model: Path, prompt: Sequence[int], tokens: int, temperature: float, seed: int) -> list[int]:
-    with tempfile.TemporaryDirectory() as folder:
-        prompt_path, out = Path(folder) / "prompt.npy", Path(folder) / "tokens.npy"
-        np.save(prompt_path, np.asarray(prompt, np.int32))
-        run_command(build, "decode", model, [str(prompt_path), str(tokens), str(temperature), str(seed), str(out)])
-        ids: list[int] = np.load(out, allow_pickle=False).tolist()
+def decoded_tokens(
+    build: Build, model: Path, prompt: Sequence[int], tokens: int, temperature: float = 0.0, seed: int = 0
+) -> list[int]:
+    """Decodes `tokens` ids after a prompt of at least one, at temperature 0 the likeliest; raises `CandidateFailed`."""
+    request = {"fed": list(map(int, prompt)), "tokens": tokens, "temperature": temperature, "seed": seed}
+    ids: list[int] = run_command(build, "decode", model, **request)
     return ids
 
 
-def _decode(model: str, prompt: str, tokens: str, temperature: str, seed: str, out: str) -> None:
-    fed: list[int] = np.load(prompt, allow_pickle=False).tolist()
-    session, rng, ids = Session(model, len(fed) + int(tokens), len(fed)), np.random.default_rng(int(seed)), list[int]()
-    for _ in range(int(tokens)):
-        fed = [draw(session.feed(fed)[-1].astype(np.float64), float(temperature), rng)]
+def _decode(model: str, fed: list[int], tokens: int, temperature: float, seed: int) -> list[int]:
+    session, rng, ids = Session(model, len(fed) + tokens, len(fed)), np.random.default_rng(seed), list[int]()
+    for _ in range(tokens):
+        fed = [draw(session.feed(fed)[-1].astype(np.float64), temperature, rng)]
         ids += fed
-    np.save(out, np.asarray(ids, np.int32))
+    return ids
 
 
 _BYTES = 256
@@ -365,30 +362,27 @@ def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.
         )
     build = LLAMA_CPP.find_build(patched=header.arch == PATCHED)
     if header.tokenizer == "none":
-        return bytes(_decoded(build, model, list(prompt), tokens, temperature, seed))
-    with tempfile.TemporaryDirectory() as folder:
-        start, out = Path(folder) / "prompt.txt", Path(folder) / "text"
-        start.write_bytes(prompt)
-        run_command(build, "complete", model, [str(start), str(tokens), str(temperature), str(seed), str(out)])
-        return out.read_bytes()
+        return bytes(decoded_tokens(build, model, list(prompt), tokens, temperature, seed))
+    text = prompt.decode("latin-1")  # bytes as JSON
+    written: str = run_command(build, "complete", model, prompt=text, tokens=tokens, temperature=temperature, seed=seed)
+    return written.encode("latin-1")
 
 
-def _complete(model: str, prompt: str, tokens: str, temperature: str, seed: str, out: str) -> None:
-    text = Path(prompt).read_bytes()
-    length, rng = len(text) + 2 + int(tokens), np.random.default_rng(int(seed))
-    session = Session(model, length, _CHUNK, threads=_threads(), last=True)
-    ids, written = session.tokens(text), b""
+def _complete(model: str, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+    rng = np.random.default_rng(seed)
+    session = Session(model, len(prompt) + 2 + tokens, _CHUNK, threads=_threads(), last=True)
+    ids, written = session.tokens(prompt.encode("latin-1")), b""
     if not ids:
         raise SystemExit("the prompt has no tokens")
     for start in range(0, len(ids), _CHUNK):
         logits = session.feed(ids[start : start + _CHUNK])
-    for _ in range(int(tokens)):
-        token = draw(logits[-1].astype(np.float64), float(temperature), rng)
+    for _ in range(tokens):
+        token = draw(logits[-1].astype(np.float64), temperature, rng)
         if session.ends(token):
             break
         written += session.text_of(token)
         logits = session.feed([token])
-    Path(out).write_bytes(written)
+    return written.decode("latin-1")
 
 
 def dialogue(model: Path, context: int) -> Dialogue:
@@ -398,8 +392,8 @@ def dialogue(model: Path, context: int) -> Dialogue:
     return Dialogue("llama.cpp", model, argv, context, _environment(build))
 
 
-def _dialogue(model: str, context: str) -> None:
-    serve(Session(model, int(context), _CHUNK, threads=_threads(), last=True), _CHUNK)
+def _dialogue(model: str, context: int) -> None:
+    serve(Session(model, context, _CHUNK, threads=_threads(), last=True), _CHUNK)
 
 
 def _threads() -> int:
@@ -428,30 +422,24 @@ def bits_per_byte(build: Build, model: Path, texts: Sequence[str], threads: int)
     """
     if read_header(model).tokenizer == "none":
         raise Unsupported("the file holds no tokenizer", where=str(model))
-    with tempfile.TemporaryDirectory() as folder:
-        path, out = Path(folder) / "texts.json", Path(folder) / "bits.json"
-        path.write_text(json.dumps(list(texts)), encoding="utf-8")
-        run_command(build, "bits", model, [str(path), str(threads), str(out)], deadline_s=_BITS_S)
-        bits = float(json.loads(out.read_text(encoding="utf-8")))
+    bits = float(run_command(build, "bits", model, texts=list(texts), threads=threads, deadline_s=_BITS_S))
     if not math.isfinite(bits):
         raise CandidateFailed("not_finite", f"{model.name}: its logits of the text hold NaN or infinity")
     return bits
 
 
-def _bits(model: str, texts_path: str, threads: str, out: str) -> None:
-    session = Session(model, _CHUNK, _CHUNK, threads=int(threads))
+def _bits(model: str, texts: list[str], threads: int) -> float:
+    session = Session(model, _CHUNK, _CHUNK, threads=threads)
     nats = size = 0.0
-    for text in json.loads(Path(texts_path).read_text(encoding="utf-8")):
+    for text in texts:
         ids = session.tokens(text.encode())
         size += len(text.encode()) - len(session.text_of(ids[0]))
         for start in range(0, len(ids) - 1, _CHUNK):
             window = ids[start : start + _CHUNK + 1]
             session.reset()
-            logits = session.feed(window[:-1]).astype(np.float64)
-            most = logits.max(-1, keepdims=True)
-            likely = logits - most - np.log(np.exp(logits - most).sum(-1, keepdims=True))
+            likely = _log_softmax(session.feed(window[:-1]).astype(np.float64))
             nats -= float(np.take_along_axis(likely, np.asarray(window[1:])[:, None], -1).sum())
-    Path(out).write_text(json.dumps(nats / math.log(2) / size), encoding="utf-8")
+    return nats / math.log(2) / size
 
 
 FILE_TYPES = {"q4_k_m": 15}
@@ -491,37 +479,40 @@ def quantise_file(
         CandidateFailed: llama.cpp refuses the file or dies on it (crash).
         InfrastructureFailed: the file cannot be written, or this machine stopped it; see `run_command`.
     """
-    request = {
-        "ftype": MIXTURES[quantisation],
-        "threads": threads,
-        "pure": types is not None,
-        "types": {name: int(kind) for name, kind in (types or {}).items()},
-        "importance": None if importance is None else str(importance),
-    }
     with replacing(destination) as partial:
-        deadline_s = _LEAST_S + source.stat().st_size / _BYTES_A_SECOND
-        run_command(build, "quantise", source, [str(partial), json.dumps(request)], deadline_s=deadline_s)
+        run_command(
+            build,
+            "quantise",
+            source,
+            deadline_s=_LEAST_S + source.stat().st_size / _BYTES_A_SECOND,
+            destination=str(partial),
+            ftype=MIXTURES[quantisation],
+            threads=threads,
+            types=None if types is None else {name: int(kind) for name, kind in types.items()},
+            importance=None if importance is None else str(importance),
+        )
         return plan_file(partial)
 
 
-def _quantise(source: str, destination: str, request: str) -> None:
+def _quantise(
+    source: str, destination: str, ftype: int, threads: int, types: dict[str, int] | None, importance: str | None
+) -> None:
     import llama_cpp
 
     said: list[bytes] = []
     keep = llama_cpp.llama_log_callback(lambda level, text, data: said.append(text))
     llama_cpp.llama_log_set(keep, ctypes.c_void_p())
-    options = json.loads(request)
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.nthread, params.pure = options["ftype"], options["threads"], options["pure"]
+    params.ftype, params.nthread, params.pure = ftype, threads, types is not None
     params.allow_requantize = True
-    if types := options["types"]:
+    if types:
         # The last one, without a name, ends them.
         overrides = (llama_cpp.llama_model_tensor_override * (len(types) + 1))()
         for override, (name, kind) in zip(overrides, types.items(), strict=False):
             override.pattern, override.type = f"^{re.escape(name)}$".encode(), kind
         params.tt_overrides = overrides
-    if options["importance"] is not None:
-        squares = list(_mean_squares(GgufFile.read(Path(options["importance"]))))
+    if importance is not None:
+        squares = list(_mean_squares(GgufFile.read(Path(importance))))
         matrix = (llama_cpp.llama_model_imatrix_data * (len(squares) + 1))()
         for row, (name, values) in zip(matrix, squares, strict=False):
             data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
@@ -569,7 +560,7 @@ def write_importance(build: Build, model: Path, text: str, destination: Path, th
         argv += ["--output-format", "gguf", "-c", str(_CHUNK), "-t", str(threads), "-ngl", "0"]
         code, tail = stream(argv, deadline_s=_IMPORTANCE_S, env=_environment(build))
         # Its last lines may be lost when it exits: what it logs is written by another thread.
-        if code != 0 and (tokens := _token_count(build, model, path)) < 2 * _CHUNK:
+        if code != 0 and (tokens := run_command(build, "count", model, text=text)) < 2 * _CHUNK:
             raise InvalidInput(
                 f"the text of the importance matrix has {tokens:,} tokens, and {2 * _CHUNK:,} are needed: give more"
                 " text, or --no-importance",
@@ -579,14 +570,8 @@ def write_importance(build: Build, model: Path, text: str, destination: Path, th
             raise _failure("llama-imatrix", model, code, tail)
 
 
-def _token_count(build: Build, model: Path, text: Path) -> int:
-    out = text.with_name("count")
-    run_command(build, "count", model, [str(text), str(out)])
-    return int(out.read_text())
-
-
-def _count(model: str, text: str, out: str) -> None:
-    Path(out).write_text(str(len(Session(model, _CHUNK, _CHUNK).tokens(Path(text).read_bytes()))), encoding="utf-8")
+def _count(model: str, text: str) -> int:
+    return len(Session(model, _CHUNK, _CHUNK).tokens(text.encode()))
 
 
 WINDOW = 256
@@ -610,9 +595,8 @@ def write_predictions(build: Build, model: Path, text: str, windows: int, folder
         CandidateFailed: the process died on this model (crash).
         InfrastructureFailed: it was stopped by this machine; see `run_command`.
     """
-    (folder / "text").write_text(text, encoding="utf-8")
-    run_command(build, "predict", model, [str(folder), str(windows), str(threads)], deadline_s=_PREDICTIONS_S)
-    tokens = int((folder / "tokens").read_text())
+    request = {"text": text, "windows": windows, "threads": threads, "folder": str(folder)}
+    tokens = run_command(build, "predict", model, deadline_s=_PREDICTIONS_S, **request)
     if tokens <= windows * WINDOW:
         raise InvalidInput(
             f"a part of the text has {tokens:,} tokens, and {windows * WINDOW:,} are compared: give more text, or"
@@ -621,13 +605,13 @@ def write_predictions(build: Build, model: Path, text: str, windows: int, folder
         )
 
 
-def _predict(model: str, folder: str, windows: str, threads: str) -> None:
-    session = Session(model, WINDOW, WINDOW, threads=int(threads))
-    ids = session.tokens((Path(folder) / "text").read_bytes())
-    (Path(folder) / "tokens").write_text(str(len(ids)))
-    if len(ids) <= int(windows) * WINDOW:
-        return
-    starts = [(len(ids) - 1) * number // int(windows) for number in range(int(windows))]
+def _predict(model: str, text: str, windows: int, threads: int, folder: str) -> int:
+    """Returns the tokens of the text; writes nothing where they are too few."""
+    session = Session(model, WINDOW, WINDOW, threads=threads)
+    ids = session.tokens(text.encode())
+    if len(ids) <= windows * WINDOW:
+        return len(ids)
+    starts = [(len(ids) - 1) * number // windows for number in range(windows)]
     rows = np.array([ids[start : start + WINDOW + 1] for start in starts], np.int32)
     shape = (len(rows), WINDOW, session.vocab)
     predictions = np.lib.format.open_memmap(str(Path(folder) / "likely.npy"), "w+", np.float16, shape)
@@ -642,6 +626,7 @@ def _predict(model: str, folder: str, windows: str, threads: str) -> None:
     sizes = [[len(session.text_of(int(token))) for token in row[1:]] for row in rows]
     np.save(Path(folder) / "sizes.npy", np.array(sizes).sum(1))
     np.save(Path(folder) / "ids.npy", rows)
+    return len(ids)
 
 
 class Divergence(NamedTuple):
@@ -677,19 +662,17 @@ def divergence(build: Build, model: Path, folder: Path, threads: int) -> Diverge
         CandidateFailed: the process died on this model (crash), or its figures are not finite (not_finite).
         InfrastructureFailed: it was stopped by this machine; see `run_command`.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "divergence.json"
-        run_command(build, "diverge", model, [str(folder), str(threads), str(out)], deadline_s=_PREDICTIONS_S)
-        result = Divergence(**json.loads(out.read_text(encoding="utf-8")))
+    request = {"folder": str(folder), "threads": threads}
+    result = Divergence(**run_command(build, "diverge", model, deadline_s=_PREDICTIONS_S, **request))
     if not all(map(math.isfinite, (*result.kl, *result.nats))):
         raise CandidateFailed("not_finite", f"{model.name}: its logits of the text hold NaN or infinity")
     return result
 
 
-def _diverge(model: str, folder: str, threads: str, out: str) -> None:
+def _diverge(model: str, folder: str, threads: int) -> dict[str, list[float]]:
     rows, sizes, top = (np.load(Path(folder) / f"{name}.npy", allow_pickle=False) for name in ("ids", "sizes", "top"))
     predictions = np.load(Path(folder) / "likely.npy", mmap_mode="r", allow_pickle=False)
-    session = Session(model, WINDOW, WINDOW, threads=int(threads))
+    session = Session(model, WINDOW, WINDOW, threads=threads)
     kl, nats, same = [], [], []
     for row, stored, best in zip(rows, predictions, top, strict=True):
         session.reset()
@@ -697,29 +680,33 @@ def _diverge(model: str, folder: str, threads: str, out: str) -> None:
         kl.append(float((np.exp(theirs) * (theirs - likely)).sum(-1).mean()))
         nats.append(-float(np.take_along_axis(likely, row[1:, None].astype(np.int64), -1).sum()))
         same.append(float((likely.argmax(-1) == best).mean()))
-    result = Divergence(kl, nats, sizes.tolist(), same)
-    Path(out).write_text(json.dumps(result._asdict()), encoding="utf-8")
+    return Divergence(kl, nats, sizes.tolist(), same)._asdict()
 
 
-def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns [..., V] log probabilities of logits."""
-    shifted: NDArray[np.float32] = logits - logits.max(-1, keepdims=True)
+def _log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
+    """Returns [..., V] log probabilities of logits, as float32 or float64 as they are."""
+    shifted: NDArray[Any] = logits - logits.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
     return shifted
 
 
-_COMMANDS: dict[str, Callable[..., None]] = {
+_COMMANDS: dict[str, Callable[..., object]] = {
     "logits": _logits,
-    "vectors": _vectors,
     "bits": _bits,
     "decode": _decode,
     "complete": _complete,
-    "dialogue": _dialogue,
     "quantise": _quantise,
     "count": _count,
     "predict": _predict,
     "diverge": _diverge,
 }
+_SERVERS: dict[str, Callable[..., None]] = {"vectors": _vectors, "dialogue": _dialogue}
 
 if __name__ == "__main__":
-    _COMMANDS[sys.argv[1]](*sys.argv[2:])
+    name, model_path, *words = sys.argv[1:]
+    if name in _SERVERS:
+        _SERVERS[name](model_path, *map(int, words))
+    else:
+        request_path = Path(words[0])
+        result = _COMMANDS[name](model_path, **json.loads(request_path.read_text(encoding="utf-8")))
+        request_path.with_name(_RESULT).write_text(json.dumps(result), encoding="utf-8")

@@ -109,10 +109,10 @@ def of_kind(blocks: Iterable[Block], *kinds: str) -> list[Block]:
 
 
 def one_per_model(
-    what: str, blocks: Iterable[Block], value: Callable[[Block], Hashable], build: str = "stock llama.cpp"
+    what: str, blocks: Iterable[Block], value: str | Callable[[Block], Hashable], build: str = "stock llama.cpp"
 ) -> Iterable[str]:
-    """Yields the reason, if any, that blocks differ in what a build stores once."""
-    values = list(dict.fromkeys(map(value, blocks)))
+    """Yields the reason, if any, that blocks differ in what a build stores once: an argument, or what follows."""
+    values = list(dict.fromkeys(block.get(value) if isinstance(value, str) else value(block) for block in blocks))
     if len(values) > 1:
         yield f"more than one {what} ({', '.join(map(str, values))}): {build} has one per model"
 
@@ -146,7 +146,7 @@ def _rope_base(attention: Sequence[Block]) -> float:
 def one_rope_base(what: str, blocks: Sequence[Block]) -> Iterable[str]:
     """Yields the reason, if any, that blocks with positions differ in the base that a model stores once."""
     turned = [block for block in blocks if block.get("rope_theta")]
-    return one_per_model(f"RoPE base of {what}", turned, lambda block: block.get("rope_theta"), "llama.cpp")
+    return one_per_model(f"RoPE base of {what}", turned, "rope_theta", "llama.cpp")
 
 
 def _attention_parts(block: Block, width: int) -> Iterator[Part]:
@@ -235,7 +235,7 @@ def _window_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> Non
 
 def _window_rules(blocks: Sequence[Block]) -> Iterable[str]:
     yield from one_rope_base("sliding windows", blocks)
-    yield from one_per_model("window", blocks, lambda block: block.int("window"), "llama.cpp")
+    yield from one_per_model("window", blocks, "window", "llama.cpp")
 
 
 SWA = GgufKind(_attention_parts, _ATTENTION_SIZES, (_attention_header, _window_header), rules=_window_rules)
@@ -299,7 +299,7 @@ def _mamba2_parts(block: Block, width: int) -> Iterator[Part]:
 def _mamba2_rules(blocks: Sequence[Block]) -> Iterable[str]:
     if not all(block.get("norm") for block in blocks):
         what = "number of groups of Mamba-2 (norm=0)"
-        yield from one_per_model(what, blocks, lambda block: block.int("groups"), "llama.cpp")
+        yield from one_per_model(what, blocks, "groups", "llama.cpp")
 
 
 def _without_convolution(block: Block) -> str | None:
@@ -460,13 +460,9 @@ def _moe_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
 
 
 def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
-    yield from one_per_model("expert count", blocks, lambda block: block.int("experts"), "llama.cpp")
-    yield from one_per_model(
-        "kind of experts' scores (softmax)", blocks, lambda block: block.get("softmax"), "llama.cpp"
-    )
-    yield from one_per_model(
-        "sum of experts' weights (norm_topk)", blocks, lambda block: block.get("norm_topk"), "llama.cpp"
-    )
+    yield from one_per_model("expert count", blocks, "experts", "llama.cpp")
+    yield from one_per_model("kind of experts' scores (softmax)", blocks, "softmax", "llama.cpp")
+    yield from one_per_model("sum of experts' weights (norm_topk)", blocks, "norm_topk", "llama.cpp")
     if any(block.int("experts") > _MAX_EXPERTS for block in blocks):
         yield f"more than {_MAX_EXPERTS} experts"
 

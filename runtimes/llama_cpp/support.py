@@ -112,9 +112,7 @@ def _block_rules(layout: Layout) -> Iterable[str]:
     blocks = [*mixers(layout), *feed_forwards(layout)]
     yield from one_rope_base("attention", of_kind(blocks, "gqa", "mla"))
     long = [block for block in of_kind(blocks, *ATTENTION) if block.int("rope_long")]
-    yield from one_per_model(
-        "length of a long text (rope_long)", long, lambda block: block.int("rope_long"), "llama.cpp"
-    )
+    yield from one_per_model("length of a long text (rope_long)", long, "rope_long", "llama.cpp")
     yield from one_per_model("bound of scores", of_kind(blocks, *CACHED), score_bound, "llama.cpp")
     for name in KINDS:
         if of_name := of_kind(blocks, name):
@@ -224,8 +222,8 @@ def _stock_reasons(layout: Layout) -> Iterable[str]:
 
 
 def _attention_rules(attention: list[Block], arch: str | None) -> Iterable[str]:
-    yield from one_per_model("head count", attention, lambda block: block.int("heads"))
-    yield from one_per_model("head size", attention, lambda block: block.int("head_dim"))
+    yield from one_per_model("head count", attention, "heads")
+    yield from one_per_model("head size", attention, "head_dim")
     yield from one_per_model("choice of QK-norm", attention, _qk_norm)
     turned = [bool(block.get("rope_theta")) for block in attention]
     if arch == _SMOLLM3:
@@ -234,16 +232,16 @@ def _attention_rules(attention: list[Block], arch: str | None) -> Iterable[str]:
         attention = [block for block in attention if block.get("rope_theta")]
     elif not all(turned) and (arch != GRANITE_HYBRID or any(turned)):
         yield "attention without positions: stock architectures always turn queries and keys"
-    yield from one_per_model("choice of biases", attention, lambda block: block.get("qkv_bias"))
+    yield from one_per_model("choice of biases", attention, "qkv_bias")
     full, windows = of_kind(attention, "gqa"), of_kind(attention, "swa")
     for blocks in (full, windows) if arch in WINDOWED else (attention,):
         if arch != "olmo2":
-            yield from one_per_model("RoPE base", blocks, lambda block: block.get("rope_theta"))
-        yield from one_per_model("scaling of RoPE (rope_factor)", blocks, lambda block: block.get("rope_factor"))
-        yield from one_per_model("scaling of RoPE (rope_tokens)", blocks, lambda block: block.get("rope_tokens"))
-        yield from one_per_model("scaling of RoPE (rope_yarn)", blocks, lambda block: block.get("rope_yarn"))
-    yield from one_per_model("part of a head that RoPE turns", attention, lambda block: block.int("rope_dim"))
-    yield from one_per_model("length of a long text (rope_long)", attention, lambda block: block.int("rope_long"))
+            yield from one_per_model("RoPE base", blocks, "rope_theta")
+        yield from one_per_model("scaling of RoPE (rope_factor)", blocks, "rope_factor")
+        yield from one_per_model("scaling of RoPE (rope_tokens)", blocks, "rope_tokens")
+        yield from one_per_model("scaling of RoPE (rope_yarn)", blocks, "rope_yarn")
+    yield from one_per_model("part of a head that RoPE turns", attention, "rope_dim")
+    yield from one_per_model("length of a long text (rope_long)", attention, "rope_long")
     if arch != PHI3 and any(block.int("rope_long") for block in attention):
         yield "divisors of RoPE's angles that come with the weights (rope_long): phi3 alone has them"
     if any(block.kind == "swa" and block.get("sink") for block in attention):
@@ -253,7 +251,7 @@ def _attention_rules(attention: list[Block], arch: str | None) -> Iterable[str]:
 
 
 def _lfm2_rules(layout: Layout, attention: list[Block], convs: list[Block]) -> Iterable[str]:
-    yield from one_per_model("convolution kernel", convs, lambda block: block.int("kernel"))
+    yield from one_per_model("convolution kernel", convs, "kernel")
     if any(not block.get("qk_norm") for block in attention):
         yield "attention without QK-norm: lfm2 always has it"
     for what in ("qkv_bias", "qk_norm_wide", "softcap"):
@@ -278,7 +276,7 @@ def _lfm2_rules(layout: Layout, attention: list[Block], convs: list[Block]) -> I
 def _recurrent_rules(layout: Layout, arch: str, attention: list[Block]) -> Iterable[str]:
     recurrent = of_kind(mixers(layout), _RECURRENT[arch])
     yield from one_per_model(f"shape of {recurrent[0].kind}", recurrent, lambda block: block.given)
-    yield from one_per_model("key-value head count", attention, lambda block: block.int("kv_heads"))
+    yield from one_per_model("key-value head count", attention, "kv_heads")
     refused = ["qkv_bias", "qk_norm_wide", "softcap", "rope_tokens"]
     refused += [] if arch == QWEN35 else ["qk_norm", "rope_dim"]
     for what in refused:
@@ -303,9 +301,7 @@ def _recurrent_rules(layout: Layout, arch: str, attention: list[Block]) -> Itera
 
 
 def _attention_only_rules(layout: Layout, attention: list[Block]) -> Iterable[str]:
-    yield from one_per_model(
-        "key-value head count (without convolutions)", attention, lambda block: block.int("kv_heads")
-    )
+    yield from one_per_model("key-value head count (without convolutions)", attention, "kv_heads")
     if any(block.int("rope_dim") for block in attention) and _stock_architecture(layout) != PHI3:
         yield "RoPE on a part of a head (rope_dim) without convolutions, with QK-norm or biases: phi3 has neither"
     if of_kind(feed_forwards(layout), "moe"):
@@ -360,7 +356,7 @@ def _window_rules(arch: str, full: list[Block], windows: list[Block]) -> Iterabl
     if not full:
         yield f"sliding windows in every layer: {arch} is exported with them in some layers"
     if arch == "olmo2":
-        yield from one_per_model("RoPE base", [*full, *windows], lambda block: block.get("rope_theta"))
+        yield from one_per_model("RoPE base", [*full, *windows], "rope_theta")
     scaled = {block.get("rope_factor") for block in windows}
     if scaled != ({block.get("rope_factor") for block in full} if arch == "gemma2" else {1.0}):
         yield f"scaling of RoPE in layers with windows: {arch} has {'that of all' if arch == 'gemma2' else 'none'}"
@@ -369,9 +365,9 @@ def _window_rules(arch: str, full: list[Block], windows: list[Block]) -> Iterabl
 def _ffn_rules(layout: Layout) -> Iterable[str]:
     ffns = feed_forwards(layout)
     dense, sparse = of_kind(ffns, *_DENSE), of_kind(ffns, "moe")
-    yield from one_per_model("dense feed-forward width", dense, lambda block: block.int("width"))
-    yield from one_per_model("experts per token", sparse, lambda block: block.int("top_k"))
-    yield from one_per_model("expert width", sparse, lambda block: block.int("width"))
+    yield from one_per_model("dense feed-forward width", dense, "width")
+    yield from one_per_model("experts per token", sparse, "top_k")
+    yield from one_per_model("expert width", sparse, "width")
     if any(block.int("shared") for block in sparse):
         yield "shared experts: lfm2moe has none"
     if any(block.get("softmax") for block in sparse):

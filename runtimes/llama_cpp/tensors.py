@@ -218,11 +218,8 @@ def type_that_fits(preferred: Type, columns: int) -> Type:
 def stored_bytes(shape: tuple[int, ...], storage: Type) -> int:
     """Returns the bytes of a tensor in the file, without padding."""
     block, size = GGML_QUANT_SIZES[storage]
-    count = 1
-    for length in shape:
-        count *= length
     assert shape[-1] % block == 0
-    return count // block * size
+    return math.prod(shape) // block * size
 
 
 class Quantiser:

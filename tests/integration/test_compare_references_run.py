@@ -10,7 +10,7 @@ from compare_references_tiny import kinds, layouts, tiny
 
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import RandomWeights
-from nas.measure.runtimes.llama_cpp.binding import greedy_tokens
+from nas.measure.runtimes.llama_cpp.binding import decoded_tokens
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.stock_model import write_stock_model
 from nas.measure.runtimes.llama_cpp.variants import Build
@@ -43,6 +43,6 @@ def test_the_stock_build_runs_it(llama_build: Build, tmp_path: Path, name: str) 
     write_stock_model(reference.shape.model(), RandomWeights(), path)
     run(llama_build, path, reference.flash_attn)
     if reference.flash_attn:  # the binding leaves it to llama.cpp
-        chosen = greedy_tokens(llama_build, path, list(range(40)), 4)
+        chosen = decoded_tokens(llama_build, path, list(range(40)), 4)
         assert len(chosen) == 4
         assert all(0 <= token < 512 for token in chosen)

@@ -22,7 +22,7 @@ from nas.core.errors import CandidateFailed, Unsupported
 from nas.core.layout import Layout
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import RandomWeights
-from nas.measure.runtimes.llama_cpp.binding import evaluate, greedy_tokens
+from nas.measure.runtimes.llama_cpp.binding import evaluate, decoded_tokens
 from nas.measure.runtimes.llama_cpp.gate import compare
 from nas.measure.runtimes.llama_cpp.oracle import Oracle
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
@@ -153,7 +153,7 @@ def test_stock_files_write_the_same_text(llama_build: Build, patched_build: Buil
     layout, text = Layout.parse(BYTE_LEVEL[arch]), (Path(__file__).parents[2] / "LICENSE").read_bytes()
     trained = learned_checkpoint(layout, text, tmp_path / "weights")
     assert LLAMA_CPP.export(layout, "q4_0", trained, tmp_path / "m.gguf").arch == arch
-    stock, patched = (greedy_tokens(b, tmp_path / "m.gguf", list(text[:40]), 64) for b in (llama_build, patched_build))
+    stock, patched = (decoded_tokens(b, tmp_path / "m.gguf", list(text[:40]), 64) for b in (llama_build, patched_build))
     assert stock == patched and len(set(stock)) > 2, "one letter over and over would say little"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,11 +66,7 @@ def test_files_of_something_else_are_named(tmp_path: Path) -> None:
 
 def test_bits_that_are_no_number_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.gguf", "llama", lambda writer: writer.add_tokenizer_model("gpt2"))
-
-    def run(build: object, command: str, model: Path, arguments: list[str], **_: object) -> None:
-        Path(arguments[-1]).write_text("NaN")
-
-    monkeypatch.setattr(binding, "run_command", run)
+    monkeypatch.setattr(binding, "run_command", lambda *_, **__: math.nan)
     build: object = None
     with pytest.raises(Exception, match=r"a\.gguf: its logits of the text hold NaN or infinity"):
         binding.bits_per_byte(build, tmp_path / "a.gguf", ["text"], 1)  # type: ignore[arg-type]
