@@ -56,12 +56,13 @@ class Waiter:
         agent: that polls.
         loop: in which it waits.
         woken: set once there may be work, or the poll was cancelled.
+        cancelled: whether the agent does not serve the device any more.
     """
 
     agent: str
     loop: asyncio.AbstractEventLoop
     woken: asyncio.Event
-    _cancelled: bool = False
+    cancelled: bool = False
 
     def wake(self) -> None:
         """Ends the wait: there may be work."""
@@ -69,12 +70,8 @@ class Waiter:
 
     def cancel(self) -> None:
         """Ends the poll without work."""
-        self._cancelled = True
+        self.cancelled = True
         self.wake()
-
-    def cancelled(self) -> bool:
-        """Returns whether the agent does not serve the device any more."""
-        return self._cancelled
 
 
 class JobNotifier:
