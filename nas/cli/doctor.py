@@ -52,16 +52,7 @@ EXTRAS = {
 }
 """Extra -> what works with its packages alone; the runtimes' own are checked by `Runtime.doctor`."""
 NETWORK_FILE_SYSTEMS = (
-    "nfs",
-    "cifs",
-    "smb",
-    "9p",
-    "afs",
-    "ceph",
-    "lustre",
-    "glusterfs",
-    "beegfs",
-    "gpfs",
+    *("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "glusterfs", "beegfs", "gpfs"),
     "fuse.sshfs",
 )
 """Beginnings of their types."""
@@ -148,6 +139,11 @@ def _show(finding: Finding) -> None:
         typer.echo(f"      {'':<12}fix: {finding.fix}")
 
 
+def _graded(name: str, detail: str, problem: object, fix: str) -> Finding:
+    """Returns a warning with its fix where there is a problem."""
+    return Finding(name, "warning", detail, fix) if problem else Finding(name, "ok", detail)
+
+
 def _installed(distribution: str) -> bool:
     try:
         return bool(version(distribution))
@@ -198,10 +194,8 @@ def _writable(name: str, folder: Path, variable: str) -> Finding:
 def _disk(folder: Path) -> Finding:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free / 1e9
-    if free < FREE_DISK_GB:
-        fix = f"free {FREE_DISK_GB - free:.1f} GB (`nas gc` removes stored files), or set NAS_HOME to another disk"
-        return Finding("disk", "warning", f"{free:.1f} GB free", fix)
-    return Finding("disk", "ok", f"{free:.0f} GB free")
+    fix = f"free {FREE_DISK_GB - free:.1f} GB (`nas gc` removes stored files), or set NAS_HOME to another disk"
+    return _graded("disk", f"{free:.1f} GB free", free < FREE_DISK_GB, fix)
 
 
 def _database(url: str | None) -> Finding:
@@ -215,10 +209,10 @@ def _database(url: str | None) -> Finding:
         if path is not None and not path.exists():
             return Finding("database", "ok", f"{shown}: none yet, created by the first launch")
         Store.open(url, create=False).close()
-        if path is not None and (kind := _file_system(path)).startswith(NETWORK_FILE_SYSTEMS):
-            fix = "use it from one machine at a time, or a PostgreSQL server; or set NAS_HOME to a local disk"
-            return Finding("database", "warning", f"{shown}: {kind} does not lock SQLite files reliably", fix)
-        return Finding("database", "ok", shown)
+        kind = "" if path is None else _file_system(path)
+        problem = f": {kind} does not lock SQLite files reliably" * kind.startswith(NETWORK_FILE_SYSTEMS)
+        fix = "use it from one machine at a time, or a PostgreSQL server; or set NAS_HOME to a local disk"
+        return _graded("database", f"{shown}{problem}", problem, fix)
     except NasError as error:
         fix = "an older one: run 'nas db upgrade'; a damaged one: restore a backup, or name another with --db"
         return Finding("database", "failure", str(error), fix)
@@ -242,19 +236,17 @@ def _shared_memory() -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free / 1e6
     if not os.access(folder, os.W_OK):
         yield Finding("shm", "failure", f"{folder} cannot be written", "mount a tmpfs of mode 1777")
-    elif free < FREE_SHARED_MB:
-        fix = f"mount one of {FREE_SHARED_MB:.0f} MB or more (Docker: --shm-size=1g); without it Ray is slower"
-        yield Finding("shm", "warning", f"{free:.0f} MB free in {folder}", fix)
     else:
-        yield Finding("shm", "ok", f"{free:.0f} MB free in {folder}")
+        fix = f"mount one of {FREE_SHARED_MB:.0f} MB or more (Docker: --shm-size=1g); without it Ray is slower"
+        yield _graded("shm", f"{free:.0f} MB free in {folder}", free < FREE_SHARED_MB, fix)
 
 
 def _open_files() -> Finding:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
-        fix = "raise it (ulimit -Hn; systemd: LimitNOFILE=; Docker: --ulimit nofile=65536)"
-        return Finding("files", "warning", f"a process may open {hard}", fix)
-    return Finding("files", "ok", f"a process may open {'any number' if hard == resource.RLIM_INFINITY else hard}")
+    unlimited = hard == resource.RLIM_INFINITY
+    fix = "raise it (ulimit -Hn; systemd: LimitNOFILE=; Docker: --ulimit nofile=65536)"
+    detail = f"a process may open {'any number' if unlimited else hard}"
+    return _graded("files", detail, not unlimited and hard < FEW_FILES, fix)
 
 
 def _signing_key() -> str:
@@ -269,19 +261,15 @@ def _clock() -> Finding:
     resolution = time.get_clock_info("monotonic").resolution
     source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     name = source.read_text(encoding="utf-8").strip() if source.exists() else "unknown source"
-    detail = f"{name}, {resolution * 1e9:.0f} ns"
-    if resolution > 1e-6 or (source.exists() and name not in GOOD_CLOCKS):
-        return Finding(
-            "clock", "warning", detail, "token times are coarse: boot with clocksource=tsc if the CPU supports it"
-        )
-    return Finding("clock", "ok", detail)
+    problem = resolution > 1e-6 or (source.exists() and name not in GOOD_CLOCKS)
+    fix = "token times are coarse: boot with clocksource=tsc if the CPU supports it"
+    return _graded("clock", f"{name}, {resolution * 1e9:.0f} ns", problem, fix)
 
 
 def _cores() -> Finding:
     cores = len(os.sched_getaffinity(0))
-    if cores < 2:
-        return Finding("cores", "warning", "1 core", "the search disturbs measurements: use a host with 2 or more")
-    return Finding("cores", "ok", f"{cores} cores")
+    fix = "the search disturbs measurements: use a host with 2 or more"
+    return _graded("cores", f"{cores} core{'s' * (cores != 1)}", cores < 2, fix)
 
 
 _CGROUP = "/sys/fs/cgroup"
@@ -302,9 +290,8 @@ def _container(tree: Tree) -> Iterator[Finding]:
         yield Finding("CPU quota", "warning", detail, "run without a quota (docker: --cpuset-cpus in place of --cpus)")
     if limits["memory.max"].isdecimal():
         limit = int(limits["memory.max"]) / 1e6
-        enough = limit >= FREE_MEMORY_MB
-        fix = None if enough else "large candidates will be killed: raise the container's limit"
-        yield Finding("memory limit", "ok" if enough else "warning", f"{limit:,.0f} MB", fix)
+        fix = "large candidates will be killed: raise the container's limit"
+        yield _graded("memory limit", f"{limit:,.0f} MB", limit < FREE_MEMORY_MB, fix)
 
 
 def _sensors(tree: LocalTransport) -> Iterator[Finding]:
@@ -323,21 +310,17 @@ def _reading(name: str, read: Callable[[], Finding]) -> Finding:
 
 def _busy() -> Finding:
     load = preflight.load()
-    if load.busy:
-        return Finding("load", "warning", load.text, "stop them for narrower intervals")
-    return Finding("load", "ok", load.text)
+    return _graded("load", load.text, load.busy, "stop them for narrower intervals")
 
 
 def _enough_memory(free: float) -> Finding:
-    if free < FREE_MEMORY_MB:
-        return Finding("memory", "warning", f"{free:.0f} MB free", "large candidates will fail: close other programs")
-    return Finding("memory", "ok", f"{free:.0f} MB free")
+    fix = "large candidates will fail: close other programs"
+    return _graded("memory", f"{free:.0f} MB free", free < FREE_MEMORY_MB, fix)
 
 
 def _steady(name: str) -> Finding:
-    if name != "performance":
-        return Finding("governor", "warning", name, "for stable results: cpupower frequency-set -g performance")
-    return Finding("governor", "ok", name)
+    fix = "for stable results: cpupower frequency-set -g performance"
+    return _graded("governor", name, name != "performance", fix)
 
 
 _FLAGS = ("undervoltage", "a capped frequency", "throttling", "the soft temperature limit")
