@@ -13,6 +13,9 @@ from nas.cli.options import (
     BudgetOption,
     DatabaseOption,
     DeviceOption,
+    GenOption,
+    PriceOption,
+    PromptOption,
     RepsOption,
     RuntimeOption,
     ThreadsOption,
@@ -85,8 +88,8 @@ def command(
     ray_address: Annotated[
         str | None, typer.Option("--ray-address", help="Address of a Ray cluster that trains the library.")
     ] = None,
-    prompt: Annotated[int, typer.Option("--prompt", min=16, help="Prompt length in tokens.")] = 512,
-    gen: Annotated[int, typer.Option("--gen", min=1, help="Tokens to generate per repetition.")] = 128,
+    prompt: PromptOption = 512,
+    gen: GenOption = 128,
     threads: ThreadsOption = 1,
     reps: RepsOption = 5,
     gguf: Annotated[list[str], typer.Option("--gguf", help="Quantisations of the GGUF files.")] = ["q4_0", "f16"],  # noqa: B006
@@ -107,9 +110,7 @@ def command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Time the parts, print tokens, FLOPs, memory, time and price, and exit.")
     ] = False,
-    price_per_hour: Annotated[
-        float | None, typer.Option("--price-per-hour", min=0, help="Price of a GPU's hour, for --dry-run.")
-    ] = None,
+    price_per_hour: PriceOption = None,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:

@@ -22,7 +22,7 @@ from nas.cli.options import (
     read_layout,
     workload_of,
 )
-from nas.cli.output import JsonFlag, Output, Row, print_fields, print_json, print_rows, print_table, say
+from nas.cli.output import Format, JsonFlag, Row, figure_text, print_fields, print_json, print_rows, print_table, say
 from nas.cli.progress import shown
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -92,11 +92,9 @@ def command(
     ] = 256,
     threads: ThreadCountsOption = "1",
     reps: RepsOption = 10,
-    output: Annotated[
-        Output | None,
-        typer.Option(
-            "--output", "-o", help="Format. Default: table; details where there is one result.", show_default=False
-        ),
+    format: Annotated[
+        Format | None,
+        typer.Option("--format", "-f", help="Format of a table.", show_default="table; details of a single result"),
     ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also show the time of each layer and operator, from one more run.")
@@ -148,10 +146,10 @@ def command(
         )
         for model, tokens, new, count in itertools.product(models, *lists)
     ]
-    if output is None:
-        output = Output.JSON if json else Output.TABLE if len(benches) > 1 else None
-    if profile and output in (Output.MARKDOWN, Output.CSV):
-        raise InvalidInput("profiles are shown by the formats table and json", where="--profile")
+    if format is None and len(benches) > 1:
+        format = Format.TABLE
+    if profile and not json and format in (Format.MARKDOWN, Format.CSV):
+        raise InvalidInput("profiles are shown by the format table, and by --json", where="--profile")
     recorder = None if trial is None else _trial_of(trial, benches)
     reports = []
     with shown("preparing the device") as log:
@@ -161,16 +159,16 @@ def command(
     if recorder is not None:
         _keep(recorder, reports[0], db)
         say(f"kept with trial {trial}")
-    if output is None:
-        print_fields(_fields(reports[0]))
-    elif output is Output.JSON:
+    if json:
         print_json(reports[0] if len(reports) == 1 else {"results": reports})
+        return
+    if format is None:
+        print_fields(_fields(reports[0]))
     else:
         rows = [row for report in reports for row in _rows(report)]
-        print_rows(output, _COLUMNS, map(_cells, rows), rows, numbers=5)
-    if output in (None, Output.TABLE):
-        for report in reports:
-            _print_profile(report)
+        print_rows(format, _COLUMNS, map(_cells, rows), rows, numbers=5)
+    for report in reports:
+        _print_profile(report)
 
 
 def _trial_of(text: str, benches: Sequence[BenchOptions]) -> tuple[int, int]:
@@ -247,13 +245,13 @@ def _cells(row: Row) -> list[str]:
     mean, sd, value, low, high = (_number(row, f"{name}_ts") for name in ("mean", "sd", "value", "low", "high"))
     return [
         str(row["model"]),
-        _shown(_number(row, "size_mb"), "MB"),
+        figure_text(_number(row, "size_mb"), "MB"),
         str(row["runtime"]),
         str(row["threads"]),
         str(row["test"]),
         "unknown" if mean is None else show_spread(mean, sd),
         "unknown" if value is None else show_figure(value, low, high),
-        _shown(_number(row, "peak_rss_mb"), "MB"),
+        figure_text(_number(row, "peak_rss_mb"), "MB"),
     ]
 
 
@@ -308,29 +306,29 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
     refused = f", {show_share(report['refused_share'])} of repetitions failed" if report["refused_share"] else ""
     drift, others = report["reference"]["drift"], report["foreign_cpu"]
     times: list[tuple[str, object]] = [
-        ("TTFT", f"{_shown(ttft['value'], 'ms', ends=ttft['ci95'])}, n = {ttft['n']}{refused}"),
-        ("  as experienced", _shown(ttft["typical"], "ms")),
+        ("TTFT", f"{figure_text(ttft['value'], 'ms', ends=ttft['ci95'])}, n = {ttft['n']}{refused}"),
+        ("  as experienced", figure_text(ttft["typical"], "ms")),
         ("prefill", _speed(report["tokens_per_s"]["prefill"], others)),
         ("decode", _speed(report["tokens_per_s"]["decode"], others)),
-        ("decode p50", _shown(decode["p50"], "ms/token", ends=decode["ci95"])),
-        ("  as experienced", _shown(decode["typical"], "ms/token")),
-        ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"], decode["p95_ci95"])),
+        ("decode p50", figure_text(decode["p50"], "ms/token", ends=decode["ci95"])),
+        ("  as experienced", figure_text(decode["typical"], "ms/token")),
+        ("decode p95", figure_text(decode["p95"], "ms/token", decode["p95_ci95"], decode["p95_reason"])),
     ]
     if (media := Workload(**workload).media) is not None:
         kind, titles = media.removesuffix("s"), TTFT_PARTS[media]
         more = {f"{kind}_tokens": f"{kind} tokens", **({"sound_factor": "real-time factor"} if kind == "sound" else {})}
         times[2:2] = [
-            (f"  {title}", _shown(figure["value"], figure["unit"], figure["reason"]))
+            (f"  {title}", figure_text(figure["value"], figure["unit"], reason=figure["reason"]))
             for name, title in (more | titles).items()
             if (figure := report["figures"].get(name)) is not None
         ]
     if not workload["gen"]:
         figures = {name: report["figures"][name] for name in ("encoding", "documents_per_s", "index_bytes")}
         times = [
-            (METRICS[name].label, _shown(figure["value"], figure["unit"], figure["reason"], figure["ci95"]))
+            (METRICS[name].label, figure_text(figure["value"], figure["unit"], figure["ci95"], figure["reason"]))
             for name, figure in figures.items()
         ]
-        times[1:1] = [("  as experienced", _shown(figures["encoding"]["typical"], "ms"))]
+        times[1:1] = [("  as experienced", figure_text(figures["encoding"]["typical"], "ms"))]
         times += [("prefill", _speed(report["tokens_per_s"]["prefill"], others))]
     return [
         ("layout", report.get("layout")),
@@ -339,10 +337,10 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("device", f"{report['device']['id']} ({report['device']['cpu']})"),
         ("workload", _requested(workload)),
         *times,
-        ("peak memory", _shown(memory["total"], "MB")),
+        ("peak memory", figure_text(memory["total"], "MB")),
         ("GPU", _gpu(report["gpu"])),
-        ("load", _shown(report["load_ms"], "ms")),
-        ("file size", _shown(report["file_mb"], "MB")),
+        ("load", figure_text(report["load_ms"], "ms")),
+        ("file size", figure_text(report["file_mb"], "MB")),
         ("reference model", None if drift is None else f"{show_share(drift, signed=True)} off its calibration"),
         ("other processes", _busy(others)),
     ]
@@ -354,7 +352,7 @@ def _gpu(gpu: dict[str, Any]) -> str | None:
     software = (
         "; a driver on the processor: it shows that files work, never how fast they are" if gpu["software"] else ""
     )
-    return f"{_shown(gpu['memory_mb'], 'MB')} on {gpu['name']} ({gpu['description']}){software}"
+    return f"{figure_text(gpu['memory_mb'], 'MB')} on {gpu['name']} ({gpu['description']}){software}"
 
 
 def _reads(model: Path | Layout, media: Media, mmproj: Path | None, sounds: int | None) -> bool:
@@ -383,16 +381,8 @@ def _speed(figure: dict[str, Any], others: float | None) -> str:
         figure: tokens per second.
         others: cores that other processes used meanwhile.
     """
-    idle = _shown(figure["value"], "tokens/s", ends=figure["ci95"])
+    idle = figure_text(figure["value"], "tokens/s", ends=figure["ci95"])
     if figure["mean"] is None:
         return idle
     mean = show_spread(figure["mean"], figure["sd"])
     return f"{mean} tokens/s; on an idle machine about {idle}" if (others or 0.0) > BUSY else f"{idle}; mean {mean}"
-
-
-def _shown(
-    value: float | None, unit: str, reason: str | None = None, ends: Sequence[float | None] = (None, None)
-) -> str:
-    """Formats a figure with its 95 % interval, or why it is not known."""
-    low, high = ends
-    return f"unknown: {reason or 'not read'}" if value is None else show_figure(value, low, high, unit)

@@ -11,7 +11,16 @@ from typing import Annotated
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import ContextOption, DateOption, SeedOption
+from nas.cli.options import (
+    AnswerOption,
+    ContextOption,
+    DateOption,
+    ModelArgument,
+    SeedOption,
+    SystemOption,
+    TemperatureOption,
+    ToolsOption,
+)
 from nas.cli.output import asked_lines, print_answers, say
 from nas.core.errors import InvalidInput
 
@@ -27,13 +36,11 @@ class SpeechMode(StrEnum):
 
 @app.command("chat")
 def command(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="GGUF file, or folder with config.json and safetensors.")
-    ],
-    system: Annotated[str, typer.Option("--system", help="System message.", show_default="none")] = "",
-    tools: Annotated[Path | None, typer.Option("--tools", help="JSON list of tools that it may call.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.3,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum tokens of an answer.")] = 512,
+    model: ModelArgument,
+    system: SystemOption = "",
+    tools: ToolsOption = None,
+    temperature: TemperatureOption = 0.3,
+    tokens: AnswerOption = 512,
     context: ContextOption = 4096,
     image: Annotated[
         list[Path] | None,

@@ -18,12 +18,14 @@ from nas.cli.options import (
     BudgetOption,
     DatabaseOption,
     DeviceOption,
+    GenOption,
+    PromptOption,
     RepsOption,
     ThreadCountsOption,
     numbers_of,
     workload_of,
 )
-from nas.cli.output import JsonFlag, Output, Row, print_json, print_rows, print_table
+from nas.cli.output import Format, JsonFlag, Row, figure_text, print_json, print_rows, print_table
 from nas.cli.progress import shown
 from nas.core.durable import scratch_folder
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
@@ -68,8 +70,8 @@ def command(
     kv: Annotated[
         str, typer.Option("--kv", metavar="TYPE,...", help="Number formats of the key-value cache: f16, q8_0.")
     ] = "f16",
-    prompt: Annotated[int, typer.Option("--prompt", "-p", help="Prompt length in tokens.")] = 512,
-    gen: Annotated[int, typer.Option("--gen", "-n", help="Tokens to generate per repetition.")] = 128,
+    prompt: PromptOption = 512,
+    gen: GenOption = 128,
     reps: RepsOption = 10,
     corpus: Annotated[
         list[Path] | None,
@@ -87,7 +89,7 @@ def command(
             "--importance/--no-importance", help="Weigh errors of --types by an importance matrix of --corpus."
         ),
     ] = True,
-    output: Annotated[Output, typer.Option("--output", "-o", help="Format.")] = Output.TABLE,
+    format: Annotated[Format, typer.Option("--format", "-f", help="Format of the table.")] = Format.TABLE,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -167,7 +169,7 @@ def command(
             failed = error if isinstance(error, InfrastructureFailed) else None
             why = "" if failed is None else f": {failed}"
             log(f"stopped{why}: {measured} of {len(benches)} are measured, and below")
-    _show(candidates, limits, device_id, output=output, json=json, scored=bool(texts), by_type=types is not None)
+    _show(candidates, limits, device_id, format=format, json=json, scored=bool(texts), by_type=types is not None)
     if failed is not None:
         raise failed
     if measured < len(benches):
@@ -179,14 +181,14 @@ def _show(
     limits: Sequence[Limit],
     device: str,
     *,
-    output: Output,
+    format: Format,
     json: bool,
     scored: bool,
     by_type: bool,
 ) -> None:
     candidates = ranked(candidates)
     advice = sentence(candidates, limits, device)
-    if json or output is Output.JSON:
+    if json:
         print_json({"device": device, "advice": advice, "candidates": list(map(_json, candidates))})
         return
     loads = [candidate.others for candidate in candidates if candidate.others is not None]
@@ -195,9 +197,9 @@ def _show(
     columns += ["peak memory", *["bits/byte"] * scored, *["KL (95 %)"] * (scored and by_type), *map(str, limits)]
     cells = [_cells(candidate, len(columns), scored=scored, by_type=by_type, busy=busy) for candidate in candidates]
     names = [(one.file.name if by_type else str(one.file), _settings(one)) for one in candidates]
-    if output is not Output.TABLE:
+    if format is not Format.TABLE:
         rows = [[*name, *row] for name, row in zip(names, cells, strict=True)]
-        print_rows(output, ["file", "settings", *columns], rows, list(map(_row, candidates)), numbers=len(columns))
+        print_rows(format, ["file", "settings", *columns], rows, list(map(_row, candidates)), numbers=len(columns))
         return
     numbered = [
         [place, *row, ", ".join(name)] for place, (row, name) in enumerate(zip(cells, names, strict=True), start=1)
@@ -245,7 +247,7 @@ def _line(candidate: Candidate) -> str:
     if candidate.failure:
         return name
     bits = "" if candidate.bits_per_byte is None else f", {candidate.bits_per_byte:.4f} bits/byte"
-    speeds = f"{_shown(candidate, 'decode_p50', ' ms/token')}, {_shown(candidate, 'prefill_tps', ' prompt tokens/s')}"
+    speeds = f"{_shown(candidate, 'decode_p50', 'ms/token')}, {_shown(candidate, 'prefill_tps', 'prompt tokens/s')}"
     return f"{name}: {speeds}{bits}"
 
 
@@ -254,13 +256,11 @@ def _cells(candidate: Candidate, count: int, *, scored: bool, by_type: bool, bus
         return ["failed", *[""] * (count - 1)]
     decode, bits = candidate.figures["decode_p50"], candidate.bits_per_byte
     return [
-        _shown(candidate, "file_size", " MB"),
-        _shown(candidate, "prefill_tps", ""),
+        _shown(candidate, "file_size", "MB"),
+        _shown(candidate, "prefill_tps"),
         *["" if decode.typical is None else f"{decode.typical:.4g}"] * busy,
-        _shown(candidate, "decode_p50", "")
-        if decode.value is None
-        else show_figure(decode.value, decode.low, decode.high),
-        _shown(candidate, "peak_rss", " MB"),
+        figure_text(decode.value, ends=(decode.low, decode.high), reason=decode.reason),
+        _shown(candidate, "peak_rss", "MB"),
         *["unknown" if bits is None else f"{bits:.4f}"] * scored,
         *[_loss(candidate.loss)] * (scored and by_type),
         *map(_verdict, candidate.checks),
@@ -271,11 +271,9 @@ def _loss(loss: Loss | None) -> str:
     return "" if loss is None else show_figure(loss.kl, loss.kl - loss.half, loss.kl + loss.half)
 
 
-def _shown(candidate: Candidate, name: str, unit: str) -> str:
+def _shown(candidate: Candidate, name: str, unit: str = "") -> str:
     figure = candidate.figures[name]
-    if figure.value is None:
-        return f"unknown: {figure.reason or 'not read'}"
-    return f"{figure.value:,.0f}{unit}" if figure.value >= 1e4 else f"{figure.value:.4g}{unit}"
+    return figure_text(figure.value, unit, reason=figure.reason)
 
 
 def _verdict(check: Check) -> str:

@@ -67,21 +67,8 @@ def list_devices(server: ServerOption = None, db: DatabaseOption = None, json: J
         print_json(registered | extra)
         return
     columns = (
-        *(
-            "device",
-            "name",
-            "state",
-            "health",
-            "condition",
-            "used by",
-            "reserved",
-            "waiting",
-            "model",
-            "agent",
-            "tags",
-            "note",
-        ),
-        "last seen",
+        *("device", "name", "state", "health", "condition", "used by", "reserved", "waiting"),
+        *("model", "agent", "tags", "note", "last seen"),
     )
     rows = [
         [one.id, None, "attached", *[None] * 5, one.address, None, " ".join(one.tags), None, "never"] for one in waiting
@@ -406,7 +393,7 @@ def _waiting(entry: dict[str, Any]) -> str | None:
 
 
 def _drift_row(drift: dict[str, Any]) -> list[object]:
-    off = "too few runs" if drift["off"] is None else f"{show_share(drift['off'], signed=True)}"
+    off = "too few runs" if drift["off"] is None else show_share(drift["off"], signed=True)
     text = f"{off}: will be recalibrated by the next study" if drift["recalibrate"] else off
     return [*_calibrated(drift), len(drift["runs"]), text]
 

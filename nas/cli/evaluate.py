@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from nas.cli.options import (
 )
 from nas.cli.output import JsonFlag, print_json, print_table, say
 from nas.cli.progress import shown
+
+if TYPE_CHECKING:
+    from nas.train.posttrain.evaluate import Evaluation
 
 app = command_app()
 
@@ -47,9 +50,14 @@ def command(
     with shown("evaluating") as log:
         questions = questions_of(conversations, data, benchmark or (), context, limit, log)
         scores = evaluate_models(models, questions, context, log, date or DATE)
+    print_scores(scores, json, public=data is not None)
+
+
+def print_scores(scores: Evaluation, json: bool, *, public: bool) -> None:
+    """Prints right answers to the questions of `public` benchmarks, or exact answers to conversations."""
     if json:
         print_json(scores.model_dump(mode="json"))
         return
-    print_table(scores.head, scores.rows, title="right answers" if data else "exact answers")
+    print_table(scores.head, scores.rows, title="right answers" if public else "exact answers")
     for note in scores.notes:
         say(note)

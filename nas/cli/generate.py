@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import SeedOption
+from nas.cli.options import ModelArgument, SeedOption, TemperatureOption
 from nas.cli.output import JsonFlag, print_json, say
 from nas.core.errors import InvalidInput
 from nas.core.logs import visible
@@ -19,14 +18,12 @@ app = command_app()
 
 @app.command("generate")
 def command(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="GGUF file, or folder with config.json and safetensors.")
-    ],
+    model: ModelArgument,
     prompt: Annotated[str, typer.Option("--prompt", help="Start of the text.")] = "The ",
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, max=4096, help="Maximum tokens to generate; a proxy's are bytes.")
     ] = 200,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.8,
+    temperature: TemperatureOption = 0.8,
     seed: SeedOption = 0,
     json: JsonFlag = False,
 ) -> None:

@@ -18,7 +18,7 @@ from nas.cli import preflight
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
 from nas.cli.live import LiveProgress
-from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, open_store, same_database
+from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, open_store, open_store_if_any, same_database
 from nas.cli.output import JsonFlag, print_fields, print_json, say
 from nas.cli.remote import ServerOption, open_server
 from nas.cli.space import installed_here, plan_fields
@@ -183,14 +183,9 @@ def _in_the_way(load: preflight.Load) -> str:
 
 
 def _estimate(options: LaunchOptions) -> Estimate:
-    attached = own_attachments().read()
-    try:
-        with open_store(options.db) as store:
-            ids = _device_ids(options.space, known_devices(store, attached))
-            return estimate(store, options.space, _trials(options), ids, options.workers)
-    except InvalidInput:  # no database yet
-        ids = _device_ids(options.space, known_devices(None, attached))
-        return estimate(None, options.space, _trials(options), ids, options.workers)
+    with open_store_if_any(options.db) as store:
+        ids = _device_ids(options.space, known_devices(store, own_attachments().read()))
+        return estimate(store, options.space, _trials(options), ids, options.workers)
 
 
 def _estimate_there(options: LaunchOptions, space: str, server: str) -> Estimate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +30,9 @@ _DATABASE_VARIABLE = "NAS_DB"
 LayoutArgument = Annotated[
     str, typer.Argument(metavar="LAYOUT", help="Layout string, published name such as LFM2-350M, or '-' for stdin.")
 ]
+ModelArgument = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="GGUF file, or folder with config.json and safetensors.")
+]
 RuntimeOption = Annotated[str, typer.Option("--runtime", "-r", help="Runtime name.")]
 QuantisationOption = Annotated[
     str | None,
@@ -51,6 +54,8 @@ BudgetOption = Annotated[
     ),
 ]
 ContextOption = Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")]
+PromptOption = Annotated[int, typer.Option("--prompt", "-p", help="Prompt length in tokens.")]
+GenOption = Annotated[int, typer.Option("--gen", "-n", help="Tokens to generate per repetition.")]
 
 
 def _date_of(text: str) -> str:
@@ -94,8 +99,20 @@ ProcessesOption = Annotated[
     ),
 ]
 CheckpointOption = Annotated[
-    float, typer.Option("--checkpoint", min=0, help="Least seconds between checkpoints; 0: one after every step.")
+    float,
+    typer.Option(
+        "--checkpoint-every", metavar="SECONDS", min=0, help="Least time between checkpoints; 0: after every step."
+    ),
 ]
+PriceOption = Annotated[
+    float | None, typer.Option("--price-per-hour", min=0, help="Price of a GPU's hour, for --dry-run.")
+]
+SystemOption = Annotated[str, typer.Option("--system", help="System message.", show_default="none")]
+ToolsOption = Annotated[Path | None, typer.Option("--tools", help="JSON list of tools that it may call.")]
+TemperatureOption = Annotated[
+    float, typer.Option("--temperature", min=0, max=10, help="Sampling temperature; 0: greedy.")
+]
+AnswerOption = Annotated[int, typer.Option("--tokens", min=1, help="Maximum tokens of an answer.")]
 RewritePteOption = Annotated[
     bool | None,
     typer.Option("--pte/--no-pte", help="Also write a standard ExecuTorch program.", show_default="as before"),
@@ -160,3 +177,14 @@ def open_store(url: str | None, *, create: bool = False) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+@contextmanager
+def open_store_if_any(url: str | None) -> Iterator[Store | None]:
+    """Opens the database as `open_store` does; yields None where there is none yet."""
+    with ExitStack() as stack:
+        try:
+            store = stack.enter_context(open_store(url))
+        except InvalidInput:
+            store = None
+        yield store

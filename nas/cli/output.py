@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from nas.core.logs import visible, without_passwords
+from nas.core.units import show_figure
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Output JSON.")]
 LogJsonFlag = Annotated[bool, typer.Option("--log-json", help="Log JSON lines, for a log collector.")]
@@ -28,13 +29,12 @@ _LEAST = 4
 Row = dict[str, object]
 
 
-class Output(StrEnum):
-    """Formats of the results."""
+class Format(StrEnum):
+    """Formats of a table."""
 
     TABLE = "table"
     MARKDOWN = "md"
     CSV = "csv"
-    JSON = "json"
 
 
 def say(message: str) -> None:
@@ -125,22 +125,22 @@ def _fitted(columns: Sequence[Sequence[str]], room: int) -> list[int]:
 
 
 def print_rows(
-    output: Output, columns: Sequence[str], cells: Iterable[Sequence[str]], rows: Sequence[Row], *, numbers: int
+    format: Format, columns: Sequence[str], cells: Iterable[Sequence[str]], rows: Sequence[Row], *, numbers: int
 ) -> None:
     """Prints a table on stdout, in Markdown, or as CSV.
 
     Args:
-        output: the format; not JSON.
+        format: of the table.
         columns: headers of `cells`.
         cells: texts.
         rows: the same with full precision and names of their own, for CSV.
         numbers: of columns at the end that are right-aligned in Markdown.
     """
-    if output is Output.CSV:
+    if format is Format.CSV:
         table = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
-    elif output is Output.MARKDOWN:
+    elif format is Format.MARKDOWN:
         rule = ["---"] * (len(columns) - numbers) + ["---:"] * numbers
         for line in (columns, rule, *cells):
             typer.echo(visible("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"))
@@ -154,6 +154,13 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         typer.echo(f"{name:<{width}}  {visible(str(value))}")
+
+
+def figure_text(
+    value: float | None, unit: str = "", ends: Sequence[float | None] = (None, None), reason: str | None = None
+) -> str:
+    """Formats a figure with its 95 % interval, or why it is not known."""
+    return f"unknown: {reason or 'not read'}" if value is None else show_figure(value, *ends, unit)
 
 
 def when(at: float | None) -> str:

@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import BudgetOption, DatabaseOption, DeviceOption, OutputOption, RepsOption, workload_of
-from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
+from nas.cli.options import (
+    BudgetOption,
+    DatabaseOption,
+    DeviceOption,
+    GenOption,
+    OutputOption,
+    PromptOption,
+    RepsOption,
+    ThreadsOption,
+    workload_of,
+)
+from nas.cli.output import JsonFlag, figure_text, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
 from nas.core.durable import output_file, scratch_folder
 from nas.core.errors import InvalidInput
@@ -65,9 +75,9 @@ def command(
     importance: Annotated[
         bool, typer.Option("--importance/--no-importance", help="Weigh errors by an importance matrix of the text.")
     ] = True,
-    prompt: Annotated[int, typer.Option("--prompt", "-p", help="Prompt length in tokens.")] = 512,
-    gen: Annotated[int, typer.Option("--gen", "-n", help="Tokens to generate per repetition.")] = 128,
-    threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Compute threads on the device.")] = 1,
+    prompt: PromptOption = 512,
+    gen: GenOption = 128,
+    threads: ThreadsOption = 1,
     reps: RepsOption = 5,
     db: DatabaseOption = None,
     json: JsonFlag = False,
@@ -217,7 +227,7 @@ def _score(score: Score) -> list[str]:
 def _fields(chosen: Quantised) -> Iterator[tuple[str, object]]:
     for check in chosen.checks:
         figure, expected = check.figure, chosen.expected[check.limit.metric]
-        value = "unknown" if figure.value is None else show_figure(figure.value, figure.low, figure.high, figure.unit)
+        value = figure_text(figure.value, figure.unit, (figure.low, figure.high), figure.reason)
         yield str(check.limit), f"{check.verdict}: {value}; expected {expected:.4g} {figure.unit}"
 
 

@@ -14,11 +14,10 @@ import numpy as np
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import DatabaseOption, SeedOption, SpaceArgument, open_store
+from nas.cli.options import DatabaseOption, SeedOption, SpaceArgument, open_store_if_any
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.core.block import Scalar
 from nas.core.block_space import ArgKnob, BlockSpace, Choice, Knob
-from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.published import MODELS
 from nas.core.scoring import measurement_keys
@@ -161,12 +160,8 @@ def _weak_quality(space: SearchSpace) -> Iterator[str]:
 
 def installed_here(db: str | None, base: Path) -> Further:
     """Returns the checks of a space, with paths relative to `base`, against this host's runtimes and devices."""
-    attached = own_attachments().read()
-    try:
-        with open_store(db) as store:
-            return installed(known_devices(store, attached), base=base)
-    except InvalidInput:  # no database yet
-        return installed(known_devices(None, attached), base=base)
+    with open_store_if_any(db) as store:
+        return installed(known_devices(store, own_attachments().read()), base=base)
 
 
 def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:

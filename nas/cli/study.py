@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from importlib.metadata import version
@@ -210,7 +209,7 @@ def hardware(
         print_json(report.model_dump(mode="json"))
         return
     columns = ("device", "runtime", "figure", "measured", "mean error", "worst", "inside 95 %", "Spearman", "from")
-    print_table(columns, [list(_model_row(model)) for model in report.models])
+    print_table(columns, map(_model_row, report.models))
 
 
 def _elsewhere(study: str, results: Path, db: str | None, as_json: bool) -> None:
@@ -485,19 +484,14 @@ def _write(output: Path, content: bytes) -> None:
     say(f"wrote {output}")
 
 
-def _model_row(model: ModelError) -> Iterator[str]:
-    yield from (model.device, model.runtime, f"{model.metric}@{model.workload}", str(model.measurements))
+def _model_row(model: ModelError) -> list[object]:
+    row = [model.device, model.runtime, f"{model.metric}@{model.workload}", model.measurements]
     if model.mape is None or model.worst is None or model.inside is None or model.correlation is None:
-        yield from (model.reason or "", "", "", "", "")
-        return
-    yield from (f"{show_share(model.mape)}", f"{show_share(model.worst)}", f"{show_share(model.inside)}")
-    spearman = model.correlation.spearman
-    yield (
-        f"{spearman.value:.2f} [{spearman.low:.2f}, {spearman.high:.2f}]"
-        if spearman
-        else model.correlation.reason or ""
-    )
-    yield model.start or ""
+        return [*row, model.reason, *[None] * 4]
+    rank = model.correlation.reason
+    if (spearman := model.correlation.spearman) is not None:
+        rank = f"{spearman.value:.2f} [{spearman.low:.2f}, {spearman.high:.2f}]"
+    return [*row, *map(show_share, (model.mape, model.worst, model.inside)), rank, model.start]
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def command(
         int, typer.Option("--gen", "-n", min=2, max=MAX_GEN, help="Tokens that each request generates.")
     ] = 128,
     batch: Annotated[
-        str, typer.Option("--batch", "-b", metavar="N,...", help="Numbers of requests that are sent together.")
+        str, typer.Option("--batch", metavar="N,...", help="Numbers of requests that are sent together.")
     ] = "1,8,32",
     reps: RepsOption = 5,
     model: Annotated[

@@ -52,7 +52,7 @@ def write_recipe(folder: Path) -> Path:
 def start(recipe: Path, log: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "nas.cli", "family", "post", *MEMBER, "--recipe", str(recipe), "--workers", "1"]
     with log.open("wb") as file:
-        return subprocess.Popen([*command, "--checkpoint", "0"], stdout=file, stderr=subprocess.STDOUT)
+        return subprocess.Popen([*command, "--checkpoint-every", "0"], stdout=file, stderr=subprocess.STDOUT)
 
 
 def wait_for_checkpoint(process: subprocess.Popen[bytes], log: Path, stage: int) -> None:

@@ -172,11 +172,11 @@ def _check_server(member: Path, tmp_path: Path) -> None:
         str(server), "--model", str(file), "--alias", file.stem, "--ctx-size", "256", "--host", "127.0.0.1", "--port",
         "1234", "--jinja",
     ]  # fmt: skip
-    argv = [sys.executable, "-m", "nas.cli", *asked, "--server", str(server)]
+    argv = [sys.executable, "-m", "nas.cli", *asked, "--program", str(server)]
     done = subprocess.run(argv, capture_output=True, timeout=120, check=True)
     assert json.loads(done.stdout) == expected
-    assert shlex.split(nas(*asked, "--server", str(server), "--print").out) == expected
-    missing = nas(*asked, "--server", "no-such-server")
+    assert shlex.split(nas(*asked, "--program", str(server), "--print").out) == expected
+    missing = nas(*asked, "--program", "no-such-server")
     assert missing.code == 4 and "no no-such-server found: install llama.cpp" in missing.err
     refused = nas(*asked[:-6], "-q", "8da4w")
     assert refused.code == 3 and "unknown file '8da4w'" in refused.err

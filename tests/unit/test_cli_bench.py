@@ -62,15 +62,15 @@ def test_every_combination_is_measured(asked: list[BenchOptions]) -> None:
 
 
 def test_formats_hold_the_same_figures() -> None:
-    markdown = nas("bench", A, "-o", "md").out.splitlines()
+    markdown = nas("bench", A, "-f", "md").out.splitlines()
     assert markdown[0].startswith("| model | size | runtime | threads | test | t/s |")
     assert markdown[2] == f"| {A} | 1.5 MB | llama.cpp | 1 | pp512 | 98 ± 1 | 100 (95 to 105) | 12 MB |"
     assert "| tg128 | 97.5 | 100 (95 to 105) |" in markdown[3]
-    (prefill, decode) = csv.DictReader(io.StringIO(nas("bench", A, "-o", "csv").out))
+    (prefill, decode) = csv.DictReader(io.StringIO(nas("bench", A, "-f", "csv").out))
     assert (prefill["test"], prefill["mean_ts"], prefill["sd_ts"]) == ("pp512", "97.5", "1.25")
     assert (decode["test"], decode["sd_ts"], decode["low_ts"]) == ("tg128", "", "95.0")
     assert json.loads(nas("bench", A, "--json").out)["tokens_per_s"]["decode"]["value"] == 100.0
-    both = json.loads(nas("bench", A, B, "-o", "json").out)["results"]
+    both = json.loads(nas("bench", A, B, "--json").out)["results"]
     assert [each["layout"] for each in both] == [A, B]
 
 

@@ -186,12 +186,12 @@ def test_beside_other_processes_what_was_seen_comes_first(monkeypatch: pytest.Mo
     head, row, note, _ = nas("compare", "small.gguf").out.splitlines()
     assert "ms/token seen\tidle (95 %)" in head and "\t24\t12.0 (11.8 to 12.2)\t" in row
     assert note.startswith("Other processes used up to 1.6 cores meanwhile")
-    (listed,) = csv.DictReader(io.StringIO(nas("compare", "small.gguf", "-o", "csv").out))
+    (listed,) = csv.DictReader(io.StringIO(nas("compare", "small.gguf", "-f", "csv").out))
     assert (listed["decode_p50_seen"], listed["other_processes"]) == ("24.0", "1.6")
 
 
 def test_a_verdict_of_few_repetitions_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("compare", "small.gguf", "-b", "decode_p50<=20ms", "-b", "file_size<=80MB", "-o", "md")
+    arguments = ("compare", "small.gguf", "-b", "decode_p50<=20ms", "-b", "file_size<=80MB", "-f", "md")
     assert nas(*arguments).out.splitlines()[2].endswith("| kept | kept |")
     monkeypatch.setattr(f"{__name__}.REPETITIONS", 2)
     assert nas(*arguments).out.splitlines()[2].endswith("| kept, n = 2 | kept |")
@@ -241,11 +241,11 @@ def test_what_is_no_model_is_a_row_with_its_reason(tmp_path: Path, monkeypatch: 
 
 
 def test_formats_hold_the_same_figures() -> None:
-    rows = list(csv.DictReader(io.StringIO(nas("compare", "big.gguf", "small.gguf", "-o", "csv").out)))
+    rows = list(csv.DictReader(io.StringIO(nas("compare", "big.gguf", "small.gguf", "-f", "csv").out)))
     assert [(row["file"], row["decode_p50"], row["decode_p50_low"]) for row in rows] == [
         ("small.gguf", "12.0", "11.76"), ("big.gguf", "30.0", "29.4"),
     ]  # fmt: skip
-    lines = nas("compare", "big.gguf", "-o", "md", "-b", "decode_p50<=20ms").out.splitlines()
+    lines = nas("compare", "big.gguf", "-f", "md", "-b", "decode_p50<=20ms").out.splitlines()
     assert lines[0].endswith("| peak memory | decode_p50 <= 20 ms |")
     assert "| 30.0 (29.4 to 30.6) | 50 MB | broken |" in lines[2]
 
@@ -354,7 +354,7 @@ def test_an_interrupt_keeps_the_types_that_were_compared(made: list[Path], monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr("nas.cli.compare.bench_each", measure)
-    done = nas("compare", "big.gguf", "--types", "q5_k_m,q4_0", "-c", "text.txt", "-o", "csv")
+    done = nas("compare", "big.gguf", "--types", "q5_k_m,q4_0", "-c", "text.txt", "-f", "csv")
     rows = list(csv.DictReader(io.StringIO(done.out)))
     assert done.code == 130 and "stopped: 2 of 3 are measured" in done.err
     assert [(row["file"], row["kl"]) for row in rows] == [("near.gguf", "0.02"), ("big.gguf", "0.0")]

@@ -30,7 +30,7 @@ def report_of(done: Outcome) -> dict[str, Any]:
 
 def test_times_are_those_of_the_server() -> None:
     with stand_in(Behaviour(first_s=0.06, token_s=0.02)) as (url, state):
-        report = report_of(nas("vllm", f"{url}/v1/", *SHORT, "-b", "1,3", "--json"))
+        report = report_of(nas("vllm", f"{url}/v1/", *SHORT, "--batch", "1,3", "--json"))
     one, three = report["batches"]
     for row in (one, three):  # sleeps are never shorter than asked for; how much longer depends on the machine
         assert row["ttft_ms"]["value"] >= 60
@@ -51,7 +51,7 @@ def test_times_are_those_of_the_server() -> None:
 
 
 def test_a_table_is_printed_with_what_others_did() -> None:
-    done = ask(Behaviour(foreign=3), "-b", "1,2")
+    done = ask(Behaviour(foreign=3), "--batch", "1,2")
     assert done.code == 0, done.err
     assert "batch\tTTFT, ms" in done.out
     assert "for others" in done.err
@@ -59,16 +59,16 @@ def test_a_table_is_printed_with_what_others_did() -> None:
 
 
 def test_tokens_of_one_event_share_its_time() -> None:
-    (row,) = report_of(ask(Behaviour(per_event=4, token_s=0.01), "-b", "1", "--json"))["batches"]
+    (row,) = report_of(ask(Behaviour(per_event=4, token_s=0.01), "--batch", "1", "--json"))["batches"]
     assert row["tokens_per_read"] >= 8 / 3
     assert row["decode_p50_ms"]["value"] > 0
 
 
 def test_events_without_counts() -> None:
-    (row,) = report_of(ask(Behaviour(counts=False, metrics=False), "-b", "1", "--json"))["batches"]
+    (row,) = report_of(ask(Behaviour(counts=False, metrics=False), "--batch", "1", "--json"))["batches"]
     assert row["decode_p50_ms"]["value"]
     assert row["foreign_tokens"] is None
-    (row,) = report_of(ask(Behaviour(counts=False, per_event=4), "-b", "1", "--json"))["batches"]
+    (row,) = report_of(ask(Behaviour(counts=False, per_event=4), "--batch", "1", "--json"))["batches"]
     assert row["decode_p50_ms"]["value"] is None
     assert "how many tokens" in row["decode_p50_ms"]["reason"]
     assert row["throughput_tps"]["value"]
@@ -76,9 +76,9 @@ def test_events_without_counts() -> None:
 
 def test_waits_while_the_server_loads() -> None:
     with stand_in(Behaviour(loads=2)) as (url, state):
-        assert nas("vllm", url, *SHORT, "-b", "1").code == 0
+        assert nas("vllm", url, *SHORT, "--batch", "1").code == 0
     assert state.checks == 3
-    done = ask(Behaviour(loads=1000), "-b", "1", "--ready", "1")
+    done = ask(Behaviour(loads=1000), "--batch", "1", "--ready", "1")
     assert done.code == 4
     assert "not ready after 1 s: /health answers 503" in done.err
 
@@ -97,7 +97,7 @@ def test_waits_while_the_server_loads() -> None:
     ],
 )
 def test_a_fault_is_one_line(behaviour: Behaviour, message: str) -> None:
-    done = ask(behaviour, "-b", "2")
+    done = ask(behaviour, "--batch", "2")
     assert done.code == 4
     *_, last = done.err.splitlines()
     assert last.startswith("nas: 2 request(s) together: ") and message in last
@@ -105,15 +105,15 @@ def test_a_fault_is_one_line(behaviour: Behaviour, message: str) -> None:
 
 
 def test_a_stream_that_stalls_ends_at_the_deadline() -> None:
-    done = ask(Behaviour(fault="stall"), "-b", "2", "--deadline", "1")
+    done = ask(Behaviour(fault="stall"), "--batch", "2", "--deadline", "1")
     assert done.code == 4
     assert "2 request(s) did not end within 1 s: 2 had begun to answer, the last data " in done.err
 
 
 def test_sizes_that_worked_are_shown_before_the_failure() -> None:
-    done = ask(Behaviour(fault="error", at=8), "-b", "1", "-n", "8", "--json")
+    done = ask(Behaviour(fault="error", at=8), "--batch", "1", "-n", "8", "--json")
     assert done.code == 0
-    done = ask(Behaviour(fewer=1), "-b", "1,2", "--json")
+    done = ask(Behaviour(fewer=1), "--batch", "1,2", "--json")
     assert done.code == 4
     assert json.loads(done.out)["failure"]["batch"] == 1
 
@@ -124,7 +124,7 @@ def test_names_of_models() -> None:
     done = ask(two, "--model", "aa")
     assert done.code == 3
     assert "unknown model 'aa'; did you mean" in done.err or "unknown model 'aa'; valid: a, b" in done.err
-    assert ask(two, "--model", "b", "-b", "1").code == 0
+    assert ask(two, "--model", "b", "--batch", "1").code == 0
 
 
 def test_requests_longer_than_the_server_reads() -> None:
@@ -168,7 +168,7 @@ def is_alive(pid: int) -> bool:
 
 def test_a_folder_is_served_and_the_server_ended(tmp_path: Path, folder: Path, home: Path) -> None:
     path = program(tmp_path, Behaviour(loads=1))
-    report = report_of(nas("vllm", str(folder), *SHORT, "-b", "1,2", "--program", str(path), "--json"))
+    report = report_of(nas("vllm", str(folder), *SHORT, "--batch", "1,2", "--program", str(path), "--json"))
     assert [row["batch"] for row in report["batches"]] == [1, 2]
     assert report["vocab"] == 64
     argv = seen(tmp_path)["argv"]
@@ -182,7 +182,7 @@ def test_a_folder_is_served_and_the_server_ended(tmp_path: Path, folder: Path, h
 
 def test_a_layout_is_served_with_numbers_of_the_server(tmp_path: Path, home: Path) -> None:
     path = program(tmp_path, Behaviour())
-    report = report_of(nas("vllm", LAYOUT, *SHORT, "-b", "1", "--program", str(path), "--json"))
+    report = report_of(nas("vllm", LAYOUT, *SHORT, "--batch", "1", "--program", str(path), "--json"))
     assert report["vocab"] == 512
     assert {"dummy", "--skip-tokenizer-init"} < set(seen(tmp_path)["argv"])
     assert seen(tmp_path)["config"]["architectures"] == ["Lfm2ForCausalLM"]
@@ -193,12 +193,12 @@ def test_a_layout_is_served_with_numbers_of_the_server(tmp_path: Path, home: Pat
 
 def test_a_server_that_dies(tmp_path: Path, folder: Path, home: Path) -> None:
     path = program(tmp_path, Behaviour(fault="exit"))
-    done = nas("vllm", str(folder), *SHORT, "-b", "1", "--program", str(path))
+    done = nas("vllm", str(folder), *SHORT, "--batch", "1", "--program", str(path))
     assert done.code == 4
     assert "vLLM ended with exit code 1: CUDA error: an illegal memory access" in done.err
     assert not any(map(is_alive, seen(tmp_path)["pids"]))
     (folder / "config.json").write_text(json.dumps({"architectures": ["--broken"], "vocab_size": 64}))
-    done = nas("vllm", str(folder), *SHORT, "-b", "1", "--program", str(path))
+    done = nas("vllm", str(folder), *SHORT, "--batch", "1", "--program", str(path))
     assert done.code == 4
     assert "ValueError: no such architecture" in done.err
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nas.cli.output import print_fields
+from nas.cli.output import print_fields, print_json, say
 from nas.core.units import show_duration
 
 if TYPE_CHECKING:
@@ -21,15 +21,22 @@ SettingsOption = Annotated[
 ]
 
 
-def print_training(output: Path, record: FolderRecord, details: dict[str, str], unit: str = "") -> None:
+def print_training(
+    output: Path, record: FolderRecord, details: dict[str, str], then: str, *, json: bool, unit: str = ""
+) -> None:
     """Prints the record of a training.
 
     Args:
         output: folder of the model.
         record: of the training.
         details: name -> value of what only such a training has.
+        then: the next command.
+        json: as JSON, which needs no details.
         unit: of the loss, behind it.
     """
+    if json:
+        print_json(record.model_dump(mode="json"))
+        return
     scores = {f"{name}, held out": f"{record.before[name]:.4g} -> {value:.4g}" for name, value in record.after.items()}
     print_fields(
         (
@@ -43,3 +50,4 @@ def print_training(output: Path, record: FolderRecord, details: dict[str, str], 
             ("device", record.device),
         )
     )
+    say(f"next: {then}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,12 +20,11 @@ from nas.cli.options import (
     YesOption,
     read_layout,
 )
-from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
+from nas.cli.output import JsonFlag, figure_text, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
 from nas.core.durable import write_output
 from nas.core.family import (
     PRETRAININGS,
-    BuildDecision,
     Comparison,
     MeasuredModel,
     MemberFiles,
@@ -34,7 +32,7 @@ from nas.core.family import (
     RecordedFigure,
 )
 from nas.core.metrics import METRICS
-from nas.core.units import show_count, show_duration, show_figure
+from nas.core.units import show_count, show_duration
 from nas.serve.views.family import FamilyView, family_view, list_families
 
 if TYPE_CHECKING:
@@ -47,10 +45,10 @@ def build(
     ],
     study: Annotated[
         str | None,
-        typer.Option("--study", "-s", help="Study whose Pareto front and objectives are used.", show_default=False),
+        typer.Option("--study", help="Study whose Pareto front and objectives are used.", show_default=False),
     ] = None,
     layout: Annotated[
-        list[str] | None, typer.Option("--layout", "-l", help="Layout or published name to scale instead. Repeatable.")
+        list[str] | None, typer.Option("--layout", help="Layout or published name to scale instead. Repeatable.")
     ] = None,
     space: Annotated[
         str, typer.Option("--space", help="Search space whose objectives are used when --study is not given.")
@@ -322,9 +320,8 @@ def _print_members(view: FamilyView) -> None:
 
 def _print_decisions(view: FamilyView) -> None:
     """Prints the recorded decisions and the candidates of each size."""
-    rows = [*_decisions("family", view.family.decisions)]
-    for row in view.members:
-        rows += _decisions(row.member.size, row.member.decisions)
+    owners = [("family", view.family.decisions), *((row.member.size, row.member.decisions) for row in view.members)]
+    rows = [(owner, one.what, one.value, one.reason) for owner, decisions in owners for one in decisions]
     print_table(("of", "what", "decided", "because"), rows, title="decisions")
     tried = [
         (row.member.size, "*" * candidate.chosen, show_count(candidate.parameters), candidate.verdict, candidate.layout)
@@ -416,10 +413,7 @@ def _print_comparisons(view: FamilyView) -> None:
 
 def _figure_text(figure: RecordedFigure) -> str:
     """Formats a figure with its unit and confidence interval, or the reason it is unknown."""
-    if figure.value is None:
-        return f"unknown: {figure.reason or 'not read'}"
-    low, high = figure.ci95 or (None, None)
-    return show_figure(figure.value, low, high, METRICS[figure.metric].unit)
+    return figure_text(figure.value, METRICS[figure.metric].unit, figure.ci95 or (None, None), figure.reason)
 
 
 def _runtime(measured: MeasuredModel) -> str:
@@ -431,8 +425,3 @@ def _files(files: MemberFiles | None) -> str:
         return "none"
     kinds = dict.fromkeys(f"{file.kind} {file.quantisation}".strip() for file in files.files)
     return ", ".join(kinds)
-
-
-def _decisions(of: str, decisions: Iterable[BuildDecision]) -> Iterator[tuple[str, str, str, str]]:
-    for decision in decisions:
-        yield of, decision.what, decision.value, decision.reason

@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
+from nas.cli.evaluate import print_scores
 from nas.cli.family.members import print_stages
 from nas.cli.options import (
+    AnswerOption,
     BenchmarkOption,
     BenchmarksOption,
     CheckpointOption,
@@ -24,9 +26,12 @@ from nas.cli.options import (
     RewritePteOption,
     SeedOption,
     SizeOption,
+    SystemOption,
     TasksOption,
+    TemperatureOption,
+    ToolsOption,
 )
-from nas.cli.output import JsonFlag, asked_lines, print_answers, print_json, print_table, say
+from nas.cli.output import JsonFlag, asked_lines, print_answers, print_json, say
 from nas.cli.progress import shown
 from nas.core.errors import InfrastructureFailed
 from nas.core.family import member_folder
@@ -110,22 +115,17 @@ def evaluate(
     with shown(f"evaluating {name} {size}") as log:
         questions = questions_of(conversations, data, benchmark or (), context, limit, log)
         scores = evaluate_member(name, size, questions, quantisation or ["q4_0", "8da4w"], context, log, date or DATE)
-    if json:
-        print_json(scores.model_dump(mode="json"))
-        return
-    print_table(scores.head, scores.rows, title="right answers" if data else "exact answers")
-    for note in scores.notes:
-        say(note)
+    print_scores(scores, json, public=data is not None)
 
 
 def chat(
     name: FamilyArgument,
     size: SizeOption,
     quantisation: Annotated[str, typer.Option("--quantisation", "-q", help="File to use; 8da4w: .pte.")] = "q4_0",
-    system: Annotated[str, typer.Option("--system", help="System message.", show_default="none")] = "",
-    tools: Annotated[Path | None, typer.Option("--tools", help="JSON list of tools that it may call.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.3,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum tokens of an answer.")] = 512,
+    system: SystemOption = "",
+    tools: ToolsOption = None,
+    temperature: TemperatureOption = 0.3,
+    tokens: AnswerOption = 512,
     context: ContextOption = 4096,
     date: DateOption = None,
     seed: SeedOption = 0,
@@ -153,7 +153,7 @@ def serve(
     context: ContextOption = 4096,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8080,
-    server: Annotated[str, typer.Option("--server", help="Name or path of llama.cpp's server.")] = "llama-server",
+    program: Annotated[str, typer.Option("--program", help="llama.cpp's server, or its path.")] = "llama-server",
     print_only: Annotated[bool, typer.Option("--print", help="Print the command line instead of running it.")] = False,
 ) -> None:
     """Serve a member's GGUF file with llama.cpp's server, which has to be installed, and its OpenAI-compatible API."""
@@ -161,12 +161,12 @@ def serve(
     from nas.train.release.files import find_member
 
     folder, _, _ = find_member(name, size)
-    command = server_command(folder, quantisation, context, host, port, server, say)
+    command = server_command(folder, quantisation, context, host, port, program, say)
     if print_only:
         typer.echo(shlex.join(command))
         return
-    if shutil.which(server) is None:
+    if shutil.which(program) is None:
         line = shlex.join(command)
-        raise InfrastructureFailed(f"no {server} found: install llama.cpp, or give --server; it would run {line}")
+        raise InfrastructureFailed(f"no {program} found: install llama.cpp, or give --program; it would run {line}")
     sys.stdout.flush()
-    os.execvp(server, command)
+    os.execvp(program, command)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nas.cli.family.folders import LANGUAGE_MODEL, FolderOption, SettingsOption, print_training
-from nas.cli.options import CheckpointOption, OutputOption
+from nas.cli.options import CheckpointOption, OutputOption, SeedOption
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
 from nas.core.durable import output_file, require_output
@@ -44,11 +44,10 @@ def retrieval(
     settings = RetrievalSettings() if config is None else read_model(config, RetrievalSettings)
     with shown(f"preparing {output}") as log:
         record = train_retriever(model, data, settings, output, log, checkpoint)
-    if json:
-        print_json(record.model_dump(mode="json"))
-        return
-    print_training(output, record, {"objective": record.objective, "examples": f"{record.examples:,}"})
-    say(f"next: nas family index {shlex.quote(str(output))} DOCUMENTS -o INDEX")
+    details = {"objective": record.objective, "examples": f"{record.examples:,}"}
+    print_training(
+        output, record, details, f"nas family index {shlex.quote(str(output))} DOCUMENTS -o INDEX", json=json
+    )
 
 
 def scores(
@@ -76,7 +75,7 @@ def scores(
             show_default="some of other queries",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed: picks documents of other queries.")] = 0,
+    seed: SeedOption = 0,
 ) -> None:
     """Let a teacher score documents for queries, as data for `nas family retrieval`.
 

@@ -10,7 +10,7 @@ import typer
 
 from nas.cli.family.folders import LANGUAGE_MODEL, FolderOption, SettingsOption, print_training
 from nas.cli.options import CheckpointOption
-from nas.cli.output import JsonFlag, print_fields, print_json, say
+from nas.cli.output import JsonFlag, print_fields, print_json
 from nas.cli.progress import shown
 from nas.core.errors import InvalidInput
 
@@ -26,9 +26,6 @@ _EvaluationOption = Annotated[
 ]
 _MimiOption = Annotated[
     Path | None, typer.Option("--mimi", help="Folder of Mimi, to use its codes.", show_default=False, file_okay=False)
-]
-_ConfigOption = Annotated[
-    Path | None, typer.Option("--config", help="YAML file with settings of the stage.", show_default=False)
 ]
 
 
@@ -64,7 +61,7 @@ def vision(
             show_default="as in MODEL, or random",
         ),
     ] = None,
-    config: _ConfigOption = None,
+    config: SettingsOption = None,
     checkpoint: CheckpointOption = 60.0,
     json: JsonFlag = False,
 ) -> None:
@@ -121,7 +118,7 @@ def audio(
         ),
     ] = None,
     mimi: _MimiOption = None,
-    config: _ConfigOption = None,
+    config: SettingsOption = None,
     checkpoint: CheckpointOption = 60.0,
     json: JsonFlag = False,
 ) -> None:
@@ -159,11 +156,8 @@ def codec(
     settings = CodecSettings() if config is None else read_model(config, CodecSettings)
     with shown(f"preparing {output}") as log:
         record = train_codec(sounds, settings, output, log, mimi, checkpoint)
-    if json:
-        print_json(record.model_dump(mode="json"))
-        return
-    print_training(output, record, {"sound": f"{record.hours:.2f} h in {record.examples:,} files"})
-    say(f"next: nas family audio MODEL --codec {shlex.quote(str(output))}")
+    details = {"sound": f"{record.hours:.2f} h in {record.examples:,} files"}
+    print_training(output, record, details, f"nas family audio MODEL --codec {shlex.quote(str(output))}", json=json)
 
 
 def merge(
@@ -229,10 +223,8 @@ def _train_tower(
         raise InvalidInput(f"{config} is for the stage {settings.stage}", where="--stage")
     with shown(f"preparing {output}") as log:
         record = train_tower(model, data, settings, output, log, encoder, checkpoint, codec, mimi)
-    if json:
-        print_json(record.model_dump(mode="json"))
-        return
     modality = settings.modality
     counts = f"{record.examples:,} about {modality.noun}s, {record.texts:,} without; {record.left_out:,} left out"
-    print_training(output, record, {"stage": settings.stage, "conversations": counts}, " nats per token")
-    say(f"next: nas chat {shlex.quote(str(output))} --{modality.kind} {modality.kind.upper()}")
+    details = {"stage": settings.stage, "conversations": counts}
+    then = f"nas chat {shlex.quote(str(output))} --{modality.kind} {modality.kind.upper()}"
+    print_training(output, record, details, then, json=json, unit=" nats per token")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nas.cli.family.members import peak_memory
-from nas.cli.options import FamilyArgument, ProcessesOption, RewritePteOption, SizeOption
+from nas.cli.options import FamilyArgument, PriceOption, ProcessesOption, RewritePteOption, SizeOption
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.progress import shown
 from nas.core.durable import output_file
@@ -27,7 +27,7 @@ def train(
     size: SizeOption,
     corpus: Annotated[
         list[Path] | None,
-        typer.Option("--corpus", help="File, folder or glob of text or records. Repeatable.", show_default=False),
+        typer.Option("--corpus", "-c", help="File, folder or glob of text or records. Repeatable.", show_default=False),
     ] = None,
     tokens: Annotated[
         int | None,
@@ -73,9 +73,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print tokens, FLOPs, memory, time and price, and exit.")
     ] = False,
-    price_per_hour: Annotated[
-        float | None, typer.Option("--price-per-hour", min=0, help="Price of a GPU's hour, for --dry-run.")
-    ] = None,
+    price_per_hour: PriceOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Pre-train a family member on your own text and write its model files with the trained weights.
@@ -136,7 +134,10 @@ def tokenizer(
     corpus: Annotated[
         list[Path] | None,
         typer.Option(
-            "--corpus", help="File, folder or glob of text or records. Repeatable. Default: the default corpus."
+            "--corpus",
+            "-c",
+            help="File, folder or glob of text or records. Repeatable.",
+            show_default="the default corpus",
         ),
     ] = None,
 ) -> None:
