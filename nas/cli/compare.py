@@ -30,6 +30,7 @@ from nas.cli.progress import shown
 from nas.core.durable import scratch_folder
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.limit import Limit
+from nas.core.logs import visible
 from nas.core.progress import Progress
 from nas.core.units import show_figure
 from nas.measure.protocol.bench import BUSY, BenchOptions, Log, bench_each
@@ -210,9 +211,9 @@ def _show(
             f"Other processes used up to {max(loads):.1f} cores meanwhile; order, budgets and all other figures are of"
             " an idle device."
         )
-    typer.echo(advice)
     if by_type and not candidates[0].failure:
-        typer.echo(f"It is {candidates[0].file}")
+        advice += f"\nIt is {candidates[0].file}"
+    typer.echo(visible(advice, keep="\n"))
 
 
 def _kinds(text: str) -> list[str]:

@@ -139,7 +139,10 @@ def print_rows(
     if format is Format.CSV:
         table = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
         table.writeheader()
-        table.writerows(rows)
+        table.writerows(
+            {name: visible(value, keep="\n\t") if isinstance(value, str) else value for name, value in row.items()}
+            for row in rows
+        )
     elif format is Format.MARKDOWN:
         rule = ["---"] * (len(columns) - numbers) + ["---:"] * numbers
         for line in (columns, rule, *cells):
@@ -150,7 +153,7 @@ def print_rows(
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     """Prints one line per (name, value) on stdout, skipping None."""
-    pairs = [(name, value) for name, value in fields if value is not None]
+    pairs = [(visible(name), value) for name, value in fields if value is not None]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         typer.echo(f"{name:<{width}}  {visible(str(value))}")

@@ -20,6 +20,7 @@ from nas.cli.study_view import print_agreement, print_effects, print_front, repo
 from nas.core.durable import output_file, write_output
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.layout import Layout
+from nas.core.logs import visible
 from nas.core.trial import TrialState
 from nas.core.units import show_share
 from nas.infra.store import listings as pages
@@ -283,7 +284,7 @@ def replay(study: StudyArgument, db: DatabaseOption = None, json: JsonFlag = Fal
         print_json({"study": study, "proposals": proposed, "differences": differences})
     else:
         for line in differences:
-            typer.echo(line)
+            typer.echo(visible(line))
         say(f"{proposed - len(differences)} of {proposed} proposals are equal")
     if differences:
         raise typer.Exit(1)

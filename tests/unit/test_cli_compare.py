@@ -12,7 +12,7 @@ from typing import Any, Self
 import pytest
 from cli_runner import nas
 
-from nas.core.errors import CandidateFailed, InvalidInput, NasError
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError
 from nas.measure.protocol.bench import BenchOptions, Log
 from nas.measure.protocol.file_choice import Bits, Loss
 
@@ -223,6 +223,21 @@ def test_a_file_that_cannot_score_text_is_never_the_best(
         failed = json.loads(nas("compare", *given, "--json").out)["candidates"][1]
         assert failed["bits_per_byte"] is None and failed["failure"] == str(error)
         assert str(error) in nas("compare", *given).out
+
+
+@pytest.mark.parametrize("options", [(), ("-f", "csv"), ("-f", "md"), ("--json",)])
+def test_what_a_runtime_said_of_a_file_moves_no_cursor(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bits(build: object, file: Path, *_: object) -> float:
+        if file.name == "near.gguf":
+            raise InfrastructureFailed("llama.cpp did not finish:\x9b2J")
+        return BITS[file.name]
+
+    monkeypatch.setattr("nas.measure.runtimes.llama_cpp.binding.bits_per_byte", bits)
+    (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
+    done = nas("compare", "big.gguf", "near.gguf", "-c", "text.txt", *options)
+    assert "did not finish:" in done.out and "\x9b" not in done.out + done.err
 
 
 def test_what_is_no_model_is_a_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
