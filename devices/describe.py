@@ -125,22 +125,15 @@ def restricted(device: Device, isa: str | None, gpu: str | None, threads: int | 
     Raises:
         InvalidInput: its processor lacks instructions of that set.
     """
-    parts: list[str] = []
-    update: dict[str, Any] = {}
     features = device.cpu_features
     if isa is not None:
         if lacking := ", ".join(sorted(set(ISA_FEATURES[isa]) - set(features))):
             raise InvalidInput(f"{device.cpu} lacks {lacking} of {isa}")
         features = ISA_FEATURES[isa]
-        parts.append(isa)
-        update["isa"] = isa
     if gpu is not None:
         features = (*features, gpu)
-        parts.append(gpu)
-    if threads is not None:
-        parts.append(f"t{threads}")
-        update["threads"] = threads
-    suffix = "".join(f"-{part}" for part in parts)
+    suffix = "".join(f"-{word}" for word in (isa, gpu, threads and f"t{threads}") if word)
+    update = {name: value for name, value in {"isa": isa, "threads": threads}.items() if value is not None}
     id = device.id[: _MOST_ID - len(suffix)].rstrip("-") + suffix
     return device.model_copy(update={"id": id, "cpu_features": features, **update})
 

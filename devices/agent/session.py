@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
 from nas.core.clock import Clock
@@ -31,11 +32,8 @@ class Poll:
 
     def __init__(self, ask: Callable[[], Job | None], woken: threading.Event, unwanted: Callable[[Job], None]) -> None:
         self._ask, self._woken, self._unwanted = ask, woken, unwanted
-        self._lock = threading.Lock()
-        self._job: Job | None = None
-        self._trouble: NasError | None = None
-        self._done = self._abandoned = False
-        self._ended = threading.Event()
+        self._answer: Future[Job | None] = Future()
+        self._ended, self._is_taken = threading.Event(), False
         threading.Thread(target=self._run, name="poll", daemon=True).start()
 
     @property
@@ -48,38 +46,26 @@ class Poll:
         self._ended.wait(seconds)
 
     def job(self) -> Job | None:
-        """Returns the answer, once; raises the `NasError` that came instead."""
-        if self._trouble is not None:
-            raise self._trouble
-        assert self._done, "the thread of a poll died"
-        return self._take()
+        """Returns the answer that is there; raises what came instead."""
+        self._is_taken = True
+        return self._answer.result(0)
 
     def abandon(self) -> None:
         """Hands a job that nobody took, or that is still to come, to `unwanted`."""
-        with self._lock:
-            self._abandoned = True
-        self._return(self._take())
+        if not self._is_taken:
+            self._answer.add_done_callback(self._hand_back)
 
     def _run(self) -> None:
         try:
-            job = self._ask()
-            with self._lock:
-                self._job, self._done, abandoned = job, True, self._abandoned
-            if abandoned:
-                self._return(self._take())
-        except NasError as error:
-            self._trouble = error
+            self._answer.set_result(self._ask())
+        except Exception as error:  # of which the session tells
+            self._answer.set_exception(error)
         finally:
             self._ended.set()
             self._woken.set()
 
-    def _take(self) -> Job | None:
-        with self._lock:
-            job, self._job = self._job, None
-            return job
-
-    def _return(self, job: Job | None) -> None:
-        if job is not None:
+    def _hand_back(self, answer: Future[Job | None]) -> None:
+        if answer.exception() is None and (job := answer.result()) is not None:
             self._unwanted(job)
 
 

@@ -258,12 +258,7 @@ def _report(options: LaunchOptions, state: StudyState, json: bool) -> None:
     with open_store(options.db) as store:
         report = study_report(store, options.study)
         stop_requested = studies.get(store, options.study).desired_state == "stop"
-    if json:
-        print_json(report)
-    else:
-        print_front(report)
-        print_agreement(report)
-    say_result(report)
+    _print_report(report, json)
     png, svg = draw_front(report, paths.home() / "studies" / options.study)
     say(f"plots: {png}, {svg}")
     database = same_database(options.db)
@@ -274,6 +269,15 @@ def _report(options: LaunchOptions, state: StudyState, json: bool) -> None:
     else:
         say(f"next: nas study show {options.study}{database}        state, Pareto front and cost")
         say(f"      nas study show {options.study} --json{database}   all measurements")
+
+
+def _print_report(report: Json, json: bool) -> None:
+    if json:
+        print_json(report)
+    else:
+        print_front(report)
+        print_agreement(report)
+    say_result(report)
 
 
 def _launch_remotely(options: LaunchOptions, space: str, server: str, json: bool) -> None:
@@ -307,12 +311,8 @@ def _submit(client: UsersClient, options: LaunchOptions, space: str) -> None:
 
 
 def _print_remote_report(answer: Json, state: str, url: str, json: bool) -> None:
-    if answer["report"] is not None and json:
-        print_json(answer["report"])
-    elif answer["report"] is not None:
-        print_front(answer["report"])
-        print_agreement(answer["report"])
-        say_result(answer["report"])
+    if answer["report"] is not None:
+        _print_report(answer["report"], json)
     study = answer["study"]
     if state == "complete":
         say(f"next: nas study show {study} --server {url}        state, Pareto front and cost")

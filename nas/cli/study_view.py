@@ -59,7 +59,7 @@ def _volume(report: Report) -> str:
 
 def print_effects(view: EffectsView) -> None:
     """Prints the effects of knobs on the objectives, and a row for each value of each slice."""
-    heads = [f"{name} [{unit}]" if unit else name for name, unit in zip(view.objectives, view.units, strict=True)]
+    heads = list(map(_head, view.objectives, view.units))
     effects = [
         (knob.name, f"{show_number(knob.least)} to {show_number(knob.greatest)}", *map(_shown, knob.effects))
         for knob in view.knobs
@@ -68,7 +68,7 @@ def print_effects(view: EffectsView) -> None:
     if view.no_slices is not None:
         say(f"no slices: {view.no_slices}")
         return
-    heads = [f"{name} [{unit}]" if unit else name for name, unit in zip(view.objectives, view.slice_units, strict=True)]
+    heads = list(map(_head, view.objectives, view.slice_units))
     slices = [
         (along.knob, show_number(value), len(along.layouts), *(_shown(row[place]) for row in along.predicted))
         for along in view.slices
@@ -76,6 +76,10 @@ def print_effects(view: EffectsView) -> None:
     ]
     typer.echo()
     print_table(("knob", "value", "layouts", *heads), slices, "Forecast for layouts of the front, nothing else changed")
+
+
+def _head(name: str, unit: str | None) -> str:
+    return f"{name} [{unit}]" if unit else name
 
 
 def _shown(interval: Interval | None) -> str:
@@ -95,10 +99,7 @@ def say_result(report: Report) -> None:
 def print_front(report: Report, *, wide: bool = False) -> None:
     """Prints the references and the Pareto front, what adds most hypervolume first; `wide`: with 95 % intervals."""
     objectives = report["objectives"]
-    heads = [
-        f"{objective['name']} [{objective['unit']}]" if objective["unit"] else objective["name"]
-        for objective in objectives
-    ]
+    heads = [_head(objective["name"], objective["unit"]) for objective in objectives]
     rows = [
         *(_row(row["name"], row, objectives, wide) for row in report["references"]),
         *(_row(str(row["trial"]), row, objectives, wide) for row in report["front"]),

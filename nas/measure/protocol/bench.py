@@ -95,7 +95,8 @@ def bench_each(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json | Nas
             runtime = known_runtime(spec)
             if not (support := runtime.supports(options.subject)):
                 raise Unsupported(f"{runtime.name} does not carry this layout: {'; '.join(support.reasons)}")
-        if options.workload.media and not _has_tower(options):
+        tower = options.subject.tower if isinstance(options.subject, Layout) else options.projector
+        if options.workload.media and tower is None:
             raise InvalidInput("the model has no tower: a layout names one as `tower=`, a file goes with --mmproj")
         if options.profile:
             if options.workload.encodes:
@@ -191,11 +192,6 @@ def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store
     return export_to_store(
         store, scratch, runtime, options.subject.architecture, spec.quantisation, RandomWeights(DEPLOY_SEED)
     )
-
-
-def _has_tower(options: BenchOptions) -> bool:
-    layout = options.subject if isinstance(options.subject, Layout) else None
-    return options.projector is not None if layout is None else layout.tower is not None
 
 
 def _from_file(options: BenchOptions, path: Path, spec: RuntimeSpace, store: Store) -> Artifact:
