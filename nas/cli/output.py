@@ -160,7 +160,10 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 
 def figure_text(
-    value: float | None, unit: str = "", ends: Sequence[float | None] = (None, None), reason: str | None = None
+    value: float | None,
+    unit: str = "",
+    ends: tuple[float | None, float | None] = (None, None),
+    reason: str | None = None,
 ) -> str:
     """Formats a figure with its 95 % interval, or why it is not known."""
     return f"unknown: {reason or 'not read'}" if value is None else show_figure(value, *ends, unit)
