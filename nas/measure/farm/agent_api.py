@@ -323,13 +323,13 @@ async def _claim(store: Store, notifier: JobNotifier, request: p.LeaseRequest, h
         with notifier.waiting(request.device, request.agent) as waiter:
             row = await off_loop(jobs.claim, store, request.device, request.agent)
             remaining = deadline - time.monotonic()
-            if row is not None or remaining <= 0 or notifier.closed or waiter.cancelled:
+            if row is not None or remaining <= 0 or notifier.closed or waiter.cancelled():
                 return row
             try:
                 await asyncio.wait_for(waiter.woken.wait(), remaining)
             except TimeoutError:
                 return None
-            if waiter.cancelled:
+            if waiter.cancelled():
                 return None
         if notifier.closed or await http.is_disconnected():  # a job must not be leased to an agent that is gone
             return None

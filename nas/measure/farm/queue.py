@@ -56,13 +56,12 @@ class Waiter:
         agent: that polls.
         loop: in which it waits.
         woken: set once there may be work, or the poll was cancelled.
-        cancelled: whether the agent does not serve the device any more.
     """
 
     agent: str
     loop: asyncio.AbstractEventLoop
     woken: asyncio.Event
-    cancelled: bool = False
+    _cancelled: bool = False
 
     def wake(self) -> None:
         """Ends the wait: there may be work."""
@@ -70,8 +69,12 @@ class Waiter:
 
     def cancel(self) -> None:
         """Ends the poll without work."""
-        self.cancelled = True
+        self._cancelled = True
         self.wake()
+
+    def cancelled(self) -> bool:
+        """Returns whether the agent does not serve the device any more."""
+        return self._cancelled
 
 
 class JobNotifier:
