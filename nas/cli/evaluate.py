@@ -20,7 +20,7 @@ from nas.cli.output import JsonFlag, print_json, print_table, say
 from nas.cli.progress import shown
 
 if TYPE_CHECKING:
-    from nas.train.posttrain.evaluate import Evaluation
+    from nas.core.family import Evaluation
 
 app = command_app()
 
