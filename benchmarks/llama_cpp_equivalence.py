@@ -139,7 +139,8 @@ def _greedy_row(name: str, layout: Layout, weights: Checkpoint, prompt: list[int
     say(f"greedy tokens: {name}")
     model = folder / "m.gguf"
     LLAMA_CPP.export(layout, "q4_0", weights, model)
-    stock, patched = (decoded_tokens(_build(host_target(), patched), model, prompt, TOKENS) for patched in (False, True))
+    builds = [_build(host_target(), patched) for patched in (False, True)]
+    stock, patched = (decoded_tokens(build, model, prompt, TOKENS) for build in builds)
     return {
         "name": name,
         "layout": layout.format(),

@@ -326,8 +326,8 @@ def decoded_tokens(
     build: Build, model: Path, prompt: Sequence[int], tokens: int, temperature: float = 0.0, seed: int = 0
 ) -> list[int]:
     """Decodes `tokens` ids after a prompt of at least one, at temperature 0 the likeliest; raises `CandidateFailed`."""
-    request = {"fed": list(map(int, prompt)), "tokens": tokens, "temperature": temperature, "seed": seed}
-    ids: list[int] = run_command(build, "decode", model, **request)
+    fed = list(map(int, prompt))
+    ids: list[int] = run_command(build, "decode", model, fed=fed, tokens=tokens, temperature=temperature, seed=seed)
     return ids
 
 

@@ -22,7 +22,7 @@ from nas.core.errors import CandidateFailed, Unsupported
 from nas.core.layout import Layout
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import RandomWeights
-from nas.measure.runtimes.llama_cpp.binding import evaluate, decoded_tokens
+from nas.measure.runtimes.llama_cpp.binding import decoded_tokens, evaluate
 from nas.measure.runtimes.llama_cpp.gate import compare
 from nas.measure.runtimes.llama_cpp.oracle import Oracle
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP

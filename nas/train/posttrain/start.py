@@ -133,8 +133,8 @@ def start_model(name: str) -> StartModel:
         return StartModel(f"{path.name}, SHA-256 {hashes[0][:12]}", None, path, hashes, found_tokenizer(path))
     if path.is_dir():
         origin = origin_of(path)
-        weights = path / CHILD if (path / REQUEST).is_file() else None
-        return StartModel(origin.describe(), weights, path, origin.hashes, found_tokenizer(origin.tokenizer))
+        child = path / CHILD if (path / REQUEST).is_file() else None
+        return StartModel(origin.describe(), child, path, origin.hashes, found_tokenizer(origin.tokenizer))
     family, slash, size = name.partition("/")
     if not slash or "/" in size:
         raise InvalidInput("name a folder, a GGUF file, or FAMILY/SIZE of a member", where=name)
