@@ -199,7 +199,7 @@ class Index:
             texts = _texts(texts_path)
             try:
                 vectors = np.load(vectors_path, mmap_mode="r")
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, EOFError) as error:
                 raise InvalidInput(f"is damaged: {error}", where=str(vectors_path)) from error
             lengths = [text.vectors for text in texts]
             if not texts or vectors.shape != (sum(lengths), record.width):
