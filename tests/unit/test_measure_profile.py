@@ -315,7 +315,7 @@ def test_a_kept_profile_of_another_layout_is_refused(study: Store) -> None:
 @pytest.mark.parametrize("form", ["md", "csv"])
 def test_formats_of_one_table_have_no_profiles(form: str, bench: Callable[..., tuple[Outcome, list[Plan]]]) -> None:
     done, plans = bench("--profile", "-f", form)
-    assert done.code == 3 and "--profile: profiles are shown by the formats table and json" in done.err
+    assert done.code == 3 and "--profile: profiles are shown by the format table, and by --json" in done.err
     assert not plans
 
 
