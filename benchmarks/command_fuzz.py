@@ -144,7 +144,7 @@ HARMLESS = _words(f"""
     family train: --size 9M
     family post: --size 9M
     family compare: --device nowhere
-    family build: --no-measure --no-files -l '{LAYOUT}' -y
+    family build: --no-measure --no-files --layout '{LAYOUT}' -y
     adapt: model --device nowhere -o out
     server add: --token x
     study delete: -y
@@ -477,7 +477,9 @@ def file_cases(chance: random.Random) -> Iterator[Case]:
         ("doctor",),
         ("device", "list", "--server", "https://127.0.0.1:1"),
     ]
-    readers += [("family", "build", "--name", "fam", "--sizes", "3M", "-l", LAYOUT, "--no-measure", "--no-files", "-y")]
+    readers += [
+        ("family", "build", "--name", "fam", "--sizes", "3M", "--layout", LAYOUT, "--no-measure", "--no-files", "-y")
+    ]
     for _ in range(150):
         yield Case(
             "state files",
@@ -614,7 +616,7 @@ def make_world(world: Path) -> None:
             database.commit()
     made = (
         ("study", "import", "small.jsonl", "--name", "small"),
-        ("family", "build", "--sizes", "3M", "-l", LAYOUT, "--no-measure", "--no-files", "--name", "fam", "-y"),
+        ("family", "build", "--sizes", "3M", "--layout", LAYOUT, "--no-measure", "--no-files", "--name", "fam", "-y"),
         ("export", LAYOUT, "-o", "m.gguf"),
     )
     for words in made:

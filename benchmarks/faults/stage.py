@@ -177,7 +177,7 @@ class Stage:
         """Runs a second agent with a copy of the first one's enrolment, name and list of devices."""
         folder = self.clock_file.parent
         with tempfile.TemporaryDirectory(prefix="copy-", dir=folder) as copy:
-            left_out = shutil.ignore_patterns("outbox")
+            left_out = shutil.ignore_patterns("outbox", ".*")  # files that are being written
             shutil.copytree(folder / "agent", Path(copy) / "agent", ignore=left_out)
             env = os.environ | {"NAS_HOME": str(Path(copy) / "agent"), "NAS_CACHE": str(Path(copy) / "cache")}
             env |= {"NAS_LOCK": str(folder / "lock")}
