@@ -61,7 +61,7 @@ class Registry(Generic[T]):
 
         Raises:
             UnknownName: it is not registered; the message suggests the nearest name.
-            InvalidInput: a plug-in's entry point names something else than an extension.
+            InvalidInput: a plug-in's entry point cannot be loaded, or names something else than an extension.
             PluginConflict: see `__iter__`.
         """
         if name not in self._targets:
@@ -99,7 +99,13 @@ class Registry(Generic[T]):
 
     def _resolve(self, name: str, target: str) -> T:
         module, _, attribute = target.partition(":")
-        extension = getattr(importlib.import_module(module), attribute)
+        try:
+            extension = getattr(importlib.import_module(module), attribute)
+        except Exception as error:  # a plug-in's module may raise anything
+            if name in self._builtin:
+                raise
+            problem = f'{name} = "{target}" cannot be loaded: {type(error).__name__}: {error}'
+            raise InvalidInput(problem, where=f"entry point {self.group}") from error
         if self._of is not None and not isinstance(extension, self._of):
             what = f"the class {extension.__name__}" if isinstance(extension, type) else f"a {type(extension).__name__}"
             raise InvalidInput(

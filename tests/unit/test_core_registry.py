@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -67,6 +68,25 @@ def test_a_class_in_place_of_a_kind_is_refused_in_one_line(monkeypatch: pytest.M
     refused = nas("space", "validate", "lfm2-demo")
     target = f'convolution = "{__name__}:Convolution"'
     message = f"nas: entry point nas.blocks: {target} is the class Convolution; name an instance of BlockKind\n"
+    assert (refused.code, refused.err) == (3, message)
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("nowhere.to_be_found:KIND", "ModuleNotFoundError: No module named 'nowhere'"),
+        (f"{__name__}:ABSENT", f"AttributeError: module '{__name__}' has no attribute 'ABSENT'"),
+        ("older:KIND", "TypeError: an argument is gone"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_loaded_is_one_line(
+    target: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "older.py").write_text("raise TypeError('an argument is gone')")
+    monkeypatch.syspath_prepend(tmp_path)
+    install(monkeypatch, ("more", "convolution", target))
+    refused = nas("space", "validate", "lfm2-demo")
+    message = f'nas: entry point nas.blocks: convolution = "{target}" cannot be loaded: {reason}\n'
     assert (refused.code, refused.err) == (3, message)
 
 

@@ -152,14 +152,14 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
     """A model or a file for the harness: answers are greedy, and end where the chat template ends a turn.
 
     Args:
-        asked: the model.
+        answerer: the model.
         chat: tokenizer of the member.
         context: most tokens of a question with its answer.
     """
 
     def __init__(self, answerer: Answerer, chat: ChatTokenizer, context: int) -> None:
         super().__init__()
-        self._asked, self._chat, self._context = answerer, chat, context
+        self._answerer, self._chat, self._context = answerer, chat, context
         self.cut = 0
         """Questions that lost their beginnings."""
 
@@ -174,7 +174,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
         answers = [""] * len(requests)
         for most, places in by_length.items():
             questions = [self._ids(requests[place].args[0], most) for place in places]
-            for place, ids in zip(places, self._asked.respond(questions, most), strict=True):
+            for place, ids in zip(places, self._answerer.respond(questions, most), strict=True):
                 answers[place] = _until(self._chat.answer_of(ids), requests[place].args[1].get("until", ()))
         return answers
 
@@ -187,7 +187,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
         for question, places in by_question.items():
             continuations = [self._chat.encode(requests[place].args[1]) for place in places]
             ids = self._ids(question, max(map(len, continuations)))
-            for place, score in zip(places, self._asked.scores(ids, continuations), strict=True):
+            for place, score in zip(places, self._answerer.scores(ids, continuations), strict=True):
                 scores[place] = score.log_probability, score.greedy
         return scores
 
