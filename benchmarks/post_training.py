@@ -59,10 +59,11 @@ from nas.core.family import (
     write_record,
 )
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.core.stats import mean_interval
 from nas.core.task import IGNORE
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import Log, Worker
+from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_model
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_lines, write_lines

@@ -22,9 +22,8 @@ from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import PlanFile, Runner
+from nas.core.progress import Log
 from nas.measure.runtimes.toolchain import EMULATION, build_environment, emulator_of, stream
-
-Log = Callable[[str], None]
 
 MANIFEST = "manifest.json"
 """Describes the runner's files to agents; written last."""

@@ -17,6 +17,7 @@ from nas.core.errors import InfrastructureFailed, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import RawRun, Runner
+from nas.core.progress import Log
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import REFERENCE_LAYOUTS, Artifact, Weights
 from nas.measure.runtimes.build_cache import (
@@ -24,7 +25,6 @@ from nas.measure.runtimes.build_cache import (
     SPEC,
     BuildRequest,
     CachedBuild,
-    Log,
     S,
     Variant,
     build_once,

@@ -31,9 +31,9 @@ from nas.core.durable import scratch_folder
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.limit import Limit
 from nas.core.logs import visible
-from nas.core.progress import Progress
+from nas.core.progress import Log, Progress
 from nas.core.units import show_figure
-from nas.measure.protocol.bench import BUSY, BenchOptions, Log, bench_each
+from nas.measure.protocol.bench import BUSY, BenchOptions, bench_each
 from nas.measure.protocol.file_choice import (
     Bits,
     Candidate,

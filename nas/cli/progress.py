@@ -6,21 +6,20 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nas.cli.output import say
 from nas.core.logs import visible, without_passwords
-from nas.core.progress import Progress
+from nas.core.progress import Log, Progress
 from nas.core.units import show_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-Log = Callable[[str], None]
 _FIRST_S = 10.0
 """Seconds after which work is worth a line."""
 _EVERY_S = 30.0

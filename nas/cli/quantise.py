@@ -28,12 +28,12 @@ from nas.core.durable import output_file, scratch_folder
 from nas.core.errors import InvalidInput
 from nas.core.limit import Limit
 from nas.core.metrics import metric
+from nas.core.progress import Log
 from nas.core.units import show_figure
 from nas.core.workload import Workload
 from nas.measure.protocol.file_choice import require_measured
 
 if TYPE_CHECKING:
-    from nas.measure.protocol.bench import Log
     from nas.train.adapt.quantise import Quantised, Score
 
 app = command_app()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Self
+
+Log = Callable[[str], None]
+"""Takes a line at a time, for people: text, or a `Progress`."""
 
 _FORM = re.compile(r"(?P<what>.+?): (?P<done>[\d,]+) of (?P<total>[\d,]+)(?:, (?P<detail>.*))?")
 

@@ -29,8 +29,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nas.core.errors import InvalidInput
 from nas.core.family import TRAINING, MemberTraining, read_record
+from nas.core.progress import Log
 from nas.core.strict import StrictKeys
-from nas.model.nn.fit import Log
 from nas.train.posttrain.merging import MergeRequest, MergeStageSettings
 from nas.train.posttrain.prefer import PreferRequest, PreferSettings
 from nas.train.posttrain.sft import SftRequest, SftSettings

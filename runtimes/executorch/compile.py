@@ -18,9 +18,10 @@ from pathlib import Path
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.measure.runtimes import zig
 from nas.measure.runtimes.base import RandomWeights
-from nas.measure.runtimes.build_cache import Log, Variant, run_step
+from nas.measure.runtimes.build_cache import Variant, run_step
 from nas.measure.runtimes.executorch.variants import LIBRARIES, NAME, ExecuTorchSpec
 from nas.measure.runtimes.executorch.writer import write_artifact
 from nas.measure.runtimes.toolchain import fetched, find_compiler, host_target

@@ -13,6 +13,7 @@ from nas.core.family import MemberFile
 from nas.core.layout import Layout
 from nas.core.plan import Plan, RawRun, Runner
 from nas.core.profile import Profile
+from nas.core.progress import Log
 from nas.core.quantisation import file_word
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import (
@@ -28,7 +29,7 @@ from nas.measure.runtimes.base import (
     Weights,
     finding_of,
 )
-from nas.measure.runtimes.build_cache import BuildRequest, Log
+from nas.measure.runtimes.build_cache import BuildRequest
 from nas.measure.runtimes.built_runtime import BuiltRuntime
 from nas.measure.runtimes.executorch.chain import ARCH, QUANTISATIONS, build_chain, require, stored_types, supports
 from nas.measure.runtimes.executorch.kinds import KINDS

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.measure.runtimes.base import RandomWeights
-from nas.measure.runtimes.build_cache import Log, Variant, run_step
+from nas.measure.runtimes.build_cache import Variant, run_step
 from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.patches import VULKAN_HEADERS, apply_diff, apply_patches
 from nas.measure.runtimes.llama_cpp.variants import (

@@ -13,6 +13,7 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.plan import InputFile, Plan, RawRun, Runner
 from nas.core.profile import Profile
+from nas.core.progress import Log
 from nas.core.tower import ImageTower
 from nas.core.workload import Workload
 from nas.measure.runtimes import zig
@@ -30,7 +31,7 @@ from nas.measure.runtimes.base import (
     finding_of,
     projector_path,
 )
-from nas.measure.runtimes.build_cache import BuildRequest, Log, without_tools
+from nas.measure.runtimes.build_cache import BuildRequest, without_tools
 from nas.measure.runtimes.built_runtime import BuiltRuntime
 from nas.measure.runtimes.llama_cpp import source, support
 from nas.measure.runtimes.llama_cpp.kinds import KINDS

@@ -13,7 +13,8 @@ import torch
 
 from nas.core.family import FAMILY, Family, Member, families_folder, write_record
 from nas.core.layout import Layout
-from nas.model.nn.fit import Log, TrainingState, Worker
+from nas.core.progress import Log
+from nas.model.nn.fit import TrainingState, Worker
 from nas.model.nn.model import Model
 from nas.train.posttrain import prefer
 from nas.train.pretrain import member_training

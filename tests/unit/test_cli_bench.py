@@ -12,7 +12,8 @@ import pytest
 from cli_runner import nas
 
 from nas.core.layout import Layout
-from nas.measure.protocol.bench import BenchOptions, Json, Log
+from nas.core.progress import Log
+from nas.measure.protocol.bench import BenchOptions, Json
 
 A, B = "d256 v512 ffn=swiglu:512 [C3 A4/2]", "d256 v512 ffn=swiglu:256 [C3 A4/2]"
 

@@ -13,7 +13,8 @@ import pytest
 from cli_runner import nas
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError
-from nas.measure.protocol.bench import BenchOptions, Log
+from nas.core.progress import Log
+from nas.measure.protocol.bench import BenchOptions
 from nas.measure.protocol.file_choice import Bits, Loss
 
 FIGURES: dict[tuple[str, int], tuple[float, float]] = {

@@ -11,6 +11,7 @@ from test_compare_tables import GONE, GRANITE, LFM2, MEMBER, record
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.family import Comparison
+from nas.core.progress import Log
 from nas.train.compare import compare
 
 
@@ -19,7 +20,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[compare.Compa
     """What the command asks for; it is answered with a record that was measured before."""
     seen: list[compare.CompareOptions] = []
 
-    def answer(options: compare.CompareOptions, log: compare.Log) -> tuple[Comparison, Path]:
+    def answer(options: compare.CompareOptions, log: Log) -> tuple[Comparison, Path]:
         seen.append(options)
         if options.device == "gone":
             raise InfrastructureFailed("gone: offline. What was measured is kept: the same command resumes")

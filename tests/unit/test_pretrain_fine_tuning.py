@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
+from nas.core.progress import Log
 from nas.core.task import IGNORE
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import Log, TrainingPhase, Worker
+from nas.model.nn.fit import TrainingPhase, Worker
 from nas.model.nn.optimisers import Optimiser
 from nas.serve.views.family import member_folder
 from nas.train.pretrain import member_training

@@ -20,7 +20,7 @@ from tokenizer_lab import write_qwen3
 
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.family import member_folder
-from nas.model.nn.fit import Log
+from nas.core.progress import Log
 from nas.model.nn.maxsim import maxsim
 from nas.train.adapt.adapt import CHILD, REQUEST
 from nas.train.posttrain import trained_folder

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed, UnknownName, Unsupported
-from nas.measure.runtimes.build_cache import BuildRequest, BuildSpec, Log, Variant
+from nas.core.progress import Log
+from nas.measure.runtimes.build_cache import BuildRequest, BuildSpec, Variant
 from nas.measure.runtimes.built_runtime import BuiltRuntime
 from nas.measure.runtimes.toolchain import host_features, host_target
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from nas.core.measurement import TTFT_PARTS, Figure, Measurement, Repetition, Sa
 from nas.core.metrics import METRICS
 from nas.core.plan import InputFile, Round
 from nas.core.profile import summary
+from nas.core.progress import Log
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.workload import Workload
 from nas.infra.store import artifacts
@@ -30,7 +31,6 @@ from nas.measure.protocol.rounds import Jobs, Subject, measure
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Artifact, FileInspector, Profiler, RandomWeights, Runtime
 
-Log = Callable[[str], None]
 Json = dict[str, Any]
 
 _PROFILE_DEADLINES = 8.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from nas.core.device import Device, show_cores
 from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, Unsupported
 from nas.core.measurement import ReferenceTimes, Sample
 from nas.core.plan import Plan, Runner
+from nas.core.progress import Log
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.units import show_share
 from nas.core.workload import Workload
@@ -38,8 +39,6 @@ from nas.measure.protocol.repetitions import PROTOCOL_VERSION, THROTTLED, foreig
 from nas.measure.protocol.rounds import COOL_DOWN_S, Jobs, Reference, calibrate
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Artifact, RoundingRuntime, Runtime
-
-Log = Callable[[str], None]
 
 BUSY_CPU = 0.5
 """Cores that other processes use from which on a device is slow because of them, rather than because it changed."""

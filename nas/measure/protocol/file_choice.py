@@ -13,10 +13,11 @@ from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput,
 from nas.core.limit import Limit
 from nas.core.measurement import Figure
 from nas.core.metrics import measured_by
+from nas.core.progress import Log
 from nas.core.scoring import SURE, chance_to_keep, own_log_sd, together
 from nas.core.stats import Z95
 from nas.core.workload import Workload
-from nas.measure.protocol.bench import FIELDS, Log
+from nas.measure.protocol.bench import FIELDS
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import FileInspector, TextScorer
 

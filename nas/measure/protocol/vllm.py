@@ -35,13 +35,13 @@ from pydantic import BaseModel, Field, ValidationError
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
 from nas.core.measurement import Figure
+from nas.core.progress import Log
 from nas.core.stats import quantile, repetition_figure
 from nas.core.trust import open_async_http
 from nas.measure.devices.transports.base import STDERR_TAIL, CommandResult
 from nas.measure.devices.transports.process import run_supervised
 
 Json = dict[str, Any]
-Log = Callable[[str], None]
 M = TypeVar("M", bound=BaseModel)
 
 KEY_VARIABLE = "VLLM_API_KEY"

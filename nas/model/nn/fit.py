@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.core.progress import Progress
+from nas.core.progress import Log, Progress
 from nas.model.nn.moe import ExpertBias, balance_experts
 from nas.model.nn.optimisers import Optimiser, clip_gradients, make_optimisers
 from nas.model.nn.seeds import of_seed, of_seeds
@@ -45,7 +45,6 @@ _SAVE_SHARE = 20
 _LOG_S = 10.0
 """Least seconds between progress lines within a phase."""
 
-Log = Callable[[str], None]
 Precision = Literal["float32", "bfloat16"]
 Scalars = dict[str, Any]
 

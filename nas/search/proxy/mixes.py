@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from nas.core.canonical import sha256_of
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.core.quality_config import LIBRARY_PARTS
 from nas.core.replacement import LibraryScores, block_of, parsed
-from nas.model.nn.fit import Log, save_tensors
+from nas.model.nn.fit import save_tensors
 from nas.model.nn.mixes import ScoredText, compared, mix_of
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_model, padded_weights

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.progress import Log
 from nas.core.task import IGNORE, Exhibit, MediaTask, RetrievalTask, SpectraTask, make_task
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Checkpoint, RoundingRuntime
 from nas.model.nn.distillation import TopK, decoupled_top_k
 from nas.model.nn.fit import (
-    Log,
     SeedsApart,
     TrainingCheckpoint,
     TrainingPhase,

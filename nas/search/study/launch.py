@@ -9,13 +9,14 @@ from contextlib import AbstractContextManager, contextmanager
 
 from nas.core import paths
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.infra.store.rows import StudyState
 from nas.measure.devices.host_lock import host_lock_folder
 from nas.measure.farm.farm import open_farm
 from nas.measure.protocol.health import HealthKeeper
 from nas.search.compute.ray import ClusterCompute, Compute, RayCompute
 from nas.search.study.check import support_filter
-from nas.search.study.opened import LaunchOptions, Log, OnEvent, OpenedStudy
+from nas.search.study.opened import LaunchOptions, OnEvent, OpenedStudy
 from nas.search.study.orchestrator import Orchestrator
 from nas.search.study.proposals import ProposalDriver, warm_start
 from nas.search.study.stages import Stages, StageWork, Trainings

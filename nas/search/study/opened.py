@@ -13,6 +13,7 @@ from typing import Any
 
 from nas.core.block import BLOCKS
 from nas.core.errors import InvalidInput, NasError, StudyBusy, StudyChanged
+from nas.core.progress import Log
 from nas.core.quality_config import CorpusFiles
 from nas.core.scoring import PUBLISHED, require_sensors
 from nas.core.space import SearchSpace
@@ -31,7 +32,6 @@ from nas.search.study.events import Calibrated, CorpusUsed, Launched, all_events
 from nas.search.study.ledger import Ledger
 from nas.search.study.proposals import require_studies
 
-Log = Callable[[str], None]
 OnEvent = Callable[[int | None, str, Any], None]
 """Called with each event that is logged: trial, name, payload."""
 

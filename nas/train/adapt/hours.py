@@ -18,10 +18,9 @@ from typing import NamedTuple
 import torch
 
 from nas.core.errors import InvalidInput
-from nas.core.progress import Progress
+from nas.core.progress import Log, Progress
 from nas.core.replacement import Alternative, Slot
 from nas.core.units import show_duration
-from nas.model.nn.fit import Log
 from nas.train.adapt.library import Library, LibrarySettings
 
 Alternatives = Mapping[Slot, Sequence[Alternative]]

@@ -19,9 +19,8 @@ from nas.core import paths
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import locked
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName
-from nas.core.progress import Progress
+from nas.core.progress import Log, Progress
 from nas.core.workload import Workload
-from nas.measure.protocol.bench import Log
 from nas.measure.protocol.file_choice import Bits, Loss
 from nas.measure.runtimes.llama_cpp.binding import MIXTURES, quantise_file
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP

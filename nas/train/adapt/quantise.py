@@ -35,11 +35,11 @@ from nas.core.durable import write_durably
 from nas.core.errors import CandidateFailed, InvalidInput, NasError, Unsupported
 from nas.core.limit import Limit
 from nas.core.measurement import Figure
-from nas.core.progress import Progress
+from nas.core.progress import Log, Progress
 from nas.core.scoring import chance_to_keep
 from nas.core.stats import Z95, mean_interval
 from nas.core.workload import Workload
-from nas.measure.protocol.bench import BenchOptions, Log, bench_each
+from nas.measure.protocol.bench import BenchOptions, bench_each
 from nas.measure.protocol.file_choice import Check, figures_of
 from nas.measure.runtimes.llama_cpp.binding import (
     WINDOW,

@@ -36,7 +36,7 @@ from nas.core.family import (
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.metrics import METRICS
-from nas.core.progress import Progress
+from nas.core.progress import Log, Progress
 from nas.core.published import MODELS, named_layout
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.units import show_duration
@@ -56,7 +56,6 @@ from nas.train.compare.lfm2_report import SIZE_CLASSES, known_class, ratios, siz
 from nas.train.compare.published import REFERENCES, ReferenceModel, find_reference
 from nas.train.scaling.measure import export_once, recorded_figure, stored_outcome, subject_key
 
-Log = Callable[[str], None]
 RUNTIME = "llama.cpp"
 GENERATED = 100
 """Decoded tokens, as in the report."""

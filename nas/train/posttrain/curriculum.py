@@ -22,11 +22,11 @@ from pydantic import Field
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.core.stored import stored
 from nas.core.strict import StrictKeys
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import Log
 from nas.model.nn.model import Model
 from nas.model.nn.weights import checkpoint_layout, load_model
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation

@@ -24,6 +24,7 @@ from nas.core.family import (
     write_record,
 )
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.dialogue import Dialogue, Talker
 from nas.measure.runtimes.executorch import stock
@@ -31,7 +32,6 @@ from nas.measure.runtimes.llama_cpp import binding
 from nas.measure.runtimes.llama_cpp.patches import patch_files
 from nas.measure.runtimes.llama_cpp.source import COMMIT
 from nas.measure.runtimes.llama_cpp.support import PATCHED
-from nas.model.nn.fit import Log
 from nas.model.nn.weights import load_model
 from nas.train.posttrain.conversations import (
     ChatTokenizer,

@@ -24,7 +24,7 @@ from jinja2 import TemplateError
 from nas.core import paths
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.family import BENCHMARKS
-from nas.model.nn.fit import Log
+from nas.core.progress import Log
 from nas.train.posttrain.conversations import ChatTokenizer, Message
 from nas.train.posttrain.generation import Answerer, Judgements
 

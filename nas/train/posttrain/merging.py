@@ -21,9 +21,10 @@ from nas.core.errors import InvalidInput
 from nas.core.family import PRETRAININGS
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile
+from nas.core.progress import Log
 from nas.core.strict import StrictKeys
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import Log, Worker
+from nas.model.nn.fit import Worker
 from nas.model.nn.primitives import generator_of
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.conversations import Conversation, check_files

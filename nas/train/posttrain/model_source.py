@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from nas.core.errors import InvalidInput
+from nas.core.progress import Log
 from nas.measure.runtimes.dialogue import Talker, draw
 from nas.measure.runtimes.llama_cpp import binding
 from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
-from nas.model.nn.fit import Log
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_model
 from nas.train.adapt.checkpoints import import_model

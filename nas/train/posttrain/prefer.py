@@ -26,9 +26,10 @@ from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.core.task import IGNORE
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
-from nas.model.nn.fit import Log, TrainingPhase, Worker
+from nas.model.nn.fit import TrainingPhase, Worker
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_model
 from nas.train.posttrain.conversations import (

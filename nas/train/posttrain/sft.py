@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from nas.core import paths
 from nas.core.canonical import content_hash, in_share, sha256_of
 from nas.core.errors import InvalidInput
+from nas.core.progress import Log
 from nas.core.strict import StrictKeys
 from nas.core.task import IGNORE
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import Log, TrainingPhase, Worker, save_tensors
+from nas.model.nn.fit import TrainingPhase, Worker, save_tensors
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.train.posttrain.conversations import (

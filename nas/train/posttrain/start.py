@@ -32,8 +32,9 @@ from nas.core.family import (
     write_record,
 )
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
-from nas.model.nn.fit import Log, Worker
+from nas.model.nn.fit import Worker
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.adapt.adapt import CHILD, REQUEST
 from nas.train.adapt.checkpoints import IMPORT_VERSION, import_model, model_files, read_model

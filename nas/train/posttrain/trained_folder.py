@@ -24,18 +24,10 @@ from nas.core.canonical import content_hash, in_share, sha256_of
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InvalidInput
 from nas.core.family import FamilyRecord, read_record, write_record
+from nas.core.progress import Log
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import (
-    Log,
-    TrainingCheckpoint,
-    TrainingPhase,
-    TrainingState,
-    Worker,
-    fit,
-    thinned,
-    training_precision,
-)
+from nas.model.nn.fit import TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, thinned, training_precision
 from nas.train.posttrain.sft import TrainingSettings
 from nas.train.pretrain.member_training import CHECKPOINT, CURVE_POINTS
 from nas.train.release.shards import SINGLE, read_json

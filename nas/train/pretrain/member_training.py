@@ -47,19 +47,10 @@ from nas.core.durable import locked, write_durably
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError, UnknownName
 from nas.core.family import TRAINING, Family, Member, MemberTraining, read_record, write_record
 from nas.core.layout import Layout
-from nas.core.progress import Progress
+from nas.core.progress import Log, Progress
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import (
-    Log,
-    TrainingCheckpoint,
-    TrainingPhase,
-    TrainingState,
-    Worker,
-    fit,
-    thinned,
-    training_precision,
-)
+from nas.model.nn.fit import TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, thinned, training_precision
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import load_weights, save_weights

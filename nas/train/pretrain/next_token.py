@@ -22,8 +22,9 @@ from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.family import PRETRAININGS
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import Log, TrainingPhase, Worker
+from nas.model.nn.fit import TrainingPhase, Worker
 from nas.model.nn.model import Model
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout, load_model, save_weights

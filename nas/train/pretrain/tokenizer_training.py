@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, models
 
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
+from nas.core.progress import Log
 from nas.model.text.bpe import assembled, train_bpe
 from nas.model.text.corpus import build_corpus
 from nas.model.text.documents import read_sources, text_pieces
 from nas.train.release.tokenizer import LEAST, SPECIAL, MemberTokenizer, filled_up, finished
-
-Log = Callable[[str], None]
 
 
 def train_tokenizer(corpus: Sequence[Path], vocab: int, destination: Path, log: Log) -> MemberTokenizer:

@@ -18,7 +18,7 @@ there.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,7 @@ from nas.core.family import (
     write_record,
 )
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import RandomWeights, ReleasePart, ReleaseRequest, StateDict, Weights
 from nas.train.release import huggingface
@@ -53,8 +54,6 @@ from nas.train.release.model_card import card, card_key, write_card
 from nas.train.release.model_tokenizer import read_member_tokenizer
 from nas.train.release.options import FileOptions, kept_options
 from nas.train.release.tokenizer import MemberTokenizer, byte_tokenizer, require_fit
-
-Log = Callable[[str], None]
 
 PARTIAL = "files.partial.json"
 FILES_VERSION = 6

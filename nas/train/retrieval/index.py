@@ -27,9 +27,8 @@ from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InvalidInput
 from nas.core.family import FamilyRecord, read_record, write_record
-from nas.core.progress import Progress
+from nas.core.progress import Log, Progress
 from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
-from nas.model.nn.fit import Log
 from nas.train.posttrain.trained_folder import REQUEST, require_folder
 from nas.train.release.shards import SINGLE
 from nas.train.release.tokenizer import json_bytes

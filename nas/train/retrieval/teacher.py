@@ -25,8 +25,7 @@ import torch
 from nas.core.canonical import content_hash
 from nas.core.durable import locked, write_durably
 from nas.core.errors import CandidateFailed, InvalidInput
-from nas.core.progress import Progress
-from nas.model.nn.fit import Log
+from nas.core.progress import Log, Progress
 from nas.model.nn.weights import load_model
 from nas.train.posttrain.reward_model import SequenceClassifier, folder_sha256
 from nas.train.posttrain.start import StartModel, start_model

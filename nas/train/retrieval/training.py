@@ -26,7 +26,7 @@ from torch import Tensor
 
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
-from nas.model.nn.fit import Log
+from nas.core.progress import Log
 from nas.model.nn.maxsim import maxsim
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.sft import TrainingSettings

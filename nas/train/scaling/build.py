@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -31,7 +31,7 @@ from nas.core.family import (
     write_record,
 )
 from nas.core.layout import Layout
-from nas.core.progress import Progress
+from nas.core.progress import Log, Progress
 from nas.core.space import SearchSpace
 from nas.infra.store.store import Store
 from nas.measure.protocol.calibration import known_runtime
@@ -42,7 +42,6 @@ from nas.train.scaling.explain import member_decisions, pattern_decisions, patte
 from nas.train.scaling.measure import Measurer, measured_of, open_measurer
 from nas.train.scaling.source import HELD, PER_TOKEN, Criteria, Measurements, Origin, given_origin, study_origin
 
-Log = Callable[[str], None]
 _LOCK_S = 5.0
 """Longest wait for another process that builds the same family."""
 

@@ -15,6 +15,7 @@ from nas.core.family import MeasuredModel, RecordedFigure
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.metrics import Metric, recorded
+from nas.core.progress import Log
 from nas.core.scoring import MeasurementKey, require_sensors
 from nas.core.space import MeasurementSettings, SearchSpace
 from nas.core.workload import Workload
@@ -29,8 +30,6 @@ from nas.measure.runtimes.base import Artifact, RandomWeights
 from nas.search.compute.worker import Outcome, failure
 from nas.search.study.stages import value_of
 from nas.train.scaling.source import Measurements
-
-Log = Callable[[str], None]
 
 _AVAILABLE = (DeviceState.IDLE, DeviceState.LEASED, DeviceState.COOLING, DeviceState.PREPARING)
 _TRUSTED = (Health.GOOD, Health.UNKNOWN)

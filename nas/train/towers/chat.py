@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
-from nas.model.nn.fit import Log
+from nas.core.progress import Log
 from nas.train.posttrain.model_source import TorchTalker
 from nas.train.release.found_tokenizer import FoundTokenizer
 from nas.train.towers.codec import read_codec

@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
-from nas.model.nn.fit import Log
+from nas.core.progress import Log
 from nas.train.posttrain.conversations import MOST_PROBLEMS, raise_problems
 from nas.train.posttrain.sft import TrainingSettings
 from nas.train.posttrain.trained_folder import FolderRecord, FolderTraining, split

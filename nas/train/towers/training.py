@@ -28,8 +28,8 @@ from torch import Tensor
 
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput, UnknownName
+from nas.core.progress import Log
 from nas.core.task import IGNORE
-from nas.model.nn.fit import Log
 from nas.model.nn.optimisers import Optimiser
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_placed_lines
