@@ -20,6 +20,7 @@ from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import InputFile, Plan, PlanFile, RawRun, Runner
 from nas.core.profile import Profile
+from nas.core.progress import Log
 from nas.core.workload import Workload
 
 if TYPE_CHECKING:
@@ -494,7 +495,7 @@ class Runtime(Protocol):
         self,
         target: str = "host",
         *,
-        log: Callable[[str], None],
+        log: Log,
         patched: bool = False,
         variant: str | None = None,
         tools: bool = False,
@@ -616,7 +617,7 @@ class Profiler(Protocol):
         NodeTime(layer=0, part='mixer', operator='MUL_MAT', nodes=256, ns=1290000)
     """
 
-    def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
+    def profiler(self, runner: Runner, log: Log) -> Runner:
         """Returns the profiler that uses the libraries of `runner`, and makes it unless the cache has it.
 
         It runs the same plans as the runner; its files are in `Runtime.runner_folder`.

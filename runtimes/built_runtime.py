@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Generic
@@ -370,7 +370,7 @@ class BuiltRuntime(ABC, Generic[S]):
         build_once(folder, self.name, self.disk_bytes, make, log, lambda: self._read(folder) is not None)
         return self.load(spec.build_id)
 
-    def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
+    def profiler(self, runner: Runner, log: Log) -> Runner:
         """Returns the profiler on the libraries of `runner`, and makes it unless the cache has it.
 
         Shared libraries are copied, which takes seconds; a static build is compiled again, which takes minutes.

@@ -22,6 +22,7 @@ from pathlib import Path
 from nas.core import paths
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
+from nas.core.progress import Log
 
 _KEPT = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH")
 
@@ -203,7 +204,7 @@ def fetched(
     sha256: str,
     options: Sequence[str],
     megabytes: int,
-    log: Callable[[str], None],
+    log: Log,
 ) -> Path:
     """Fetches a pinned file of an index into the cache once, by pip; the caller holds a build's lock.
 

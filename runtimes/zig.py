@@ -9,12 +9,12 @@ from __future__ import annotations
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from nas.core import paths
 from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed
+from nas.core.progress import Log
 from nas.measure.runtimes.toolchain import Compiler, run_pip
 
 PACKAGE = "ziglang"
@@ -29,7 +29,7 @@ _HASHES = (
 _LOCK_S = 1800.0
 
 
-def zig_compiler(triple: str, mcpu: str, log: Callable[[str], None]) -> Compiler:
+def zig_compiler(triple: str, mcpu: str, log: Log) -> Compiler:
     """Returns compilers for one kind of processor; fetches zig once.
 
     `triple` and `mcpu` are in zig's words, such as "aarch64-linux-gnu.2.28" and "generic+v8_2a".
@@ -56,7 +56,7 @@ def zig_cmake_flags(compiler: Compiler, target: str) -> list[str]:
     ]
 
 
-def _ensure_zig(log: Callable[[str], None]) -> Path:
+def _ensure_zig(log: Log) -> Path:
     folder = paths.cache() / "tools" / f"{PACKAGE}-{VERSION}"
     zig = folder / PACKAGE / "zig"
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -20,6 +20,7 @@ from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import REFERENCE, Plan, PlanFile, RawRun, Runner
 from nas.core.profile import Profile
+from nas.core.progress import Log
 from nas.core.tower import Media
 from nas.core.workload import Workload
 from nas.measure.runtimes.base import (
@@ -185,7 +186,7 @@ class FakeRuntime:
             raise InfrastructureFailed(f"no {'patched ' * patched}{self.name} runner for {target}")
         return self._script(target, Path(__file__).with_name("fake_runner.py").read_bytes())
 
-    def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
+    def profiler(self, runner: Runner, log: Log) -> Runner:
         """Returns the script that gives each block of a model an equal part of the time."""
         script = Path(__file__).with_name("fake_runner.py").read_bytes()
         return self._script(runner.target, script.replace(b"\nPROFILES = False\n", b"\nPROFILES = True\n"))
@@ -227,7 +228,7 @@ class FakeRuntime:
         self,
         target: str = "host",
         *,
-        log: Callable[[str], None],
+        log: Log,
         patched: bool = False,
         variant: str | None = None,
         tools: bool = False,

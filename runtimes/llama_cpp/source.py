@@ -6,10 +6,10 @@ The sdist of llama-cpp-python carries llama.cpp whole, so one pin fixes the libr
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from nas.core.errors import InfrastructureFailed
+from nas.core.progress import Log
 from nas.measure.runtimes.toolchain import fetched
 
 PACKAGE = "llama-cpp-python"
@@ -35,7 +35,7 @@ _UNUSED = (
 )
 
 
-def fetch(log: Callable[[str], None]) -> Path:
+def fetch(log: Log) -> Path:
     """Fetches the sdist into the cache once and verifies its hash; the caller holds the build lock."""
     return fetched(PACKAGE, VERSION, SDIST, SHA256, ["--no-binary", PACKAGE], 77, log)
 

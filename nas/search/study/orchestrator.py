@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
 
 from nas.core.errors import InfrastructureFailed, NasError
 from nas.core.layout import Layout
+from nas.core.progress import Log
 from nas.core.scoring import PUBLISHED
 from nas.core.trial import Event, TrialState
 from nas.infra.store.rows import StudyState, Trial
@@ -61,7 +61,7 @@ class Orchestrator:
         ledger: Ledger,
         proposals: ProposalDriver,
         trials: int,
-        log: Callable[[str], None] = lambda line: None,
+        log: Log = lambda line: None,
     ) -> None:
         self._work, self._ledger, self._proposals, self._log = work, ledger, proposals, log
         self.scales = Scales(work.space, ledger)

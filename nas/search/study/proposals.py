@@ -21,6 +21,7 @@ from nas.core.canonical import canonical_json, content_hash
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
+from nas.core.progress import Log
 from nas.core.scoring import PROXY, MeasurementKey, check_name, measurement_keys
 from nas.core.space import Objective, SearchSpace
 from nas.core.trial import Event, EventKind
@@ -341,7 +342,7 @@ def warm_start(
     space: SearchSpace,
     supported: Callable[[Layout], bool],
     names: Sequence[str],
-    log: Callable[[str], None],
+    log: Log,
 ) -> None:
     """Logs what the study learns from earlier ones, in one event, so that a resumed study learns the same.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from nas.core.comparison import naming_order
 from nas.core.errors import CandidateFailed
+from nas.core.progress import Log
 from nas.core.scoring import PUBLISHED, MeasurementKey
 from nas.search.study.events import Named, Remeasured, SecondFigures, notes
 from nas.search.study.trial import StudyContext, TrialRun
@@ -27,7 +28,7 @@ class Remeasuring:
         log: called with a line for each trial that cannot be measured again.
     """
 
-    def __init__(self, study: StudyContext, runs: Mapping[int, TrialRun], log: Callable[[str], None]) -> None:
+    def __init__(self, study: StudyContext, runs: Mapping[int, TrialRun], log: Log) -> None:
         settings = study.work.space.protocol.remeasure
         assert settings is not None, "the space asks for it"
         self._study, self._runs, self._log, self._settings = study, runs, log, settings

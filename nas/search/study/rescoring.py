@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from nas.core.errors import CandidateFailed
 from nas.core.pareto import front_chances, near_front
+from nas.core.progress import Log
 from nas.core.scoring import PUBLISHED
 from nas.search.study.events import Rescored
 from nas.search.study.stages import SeedScores
@@ -26,7 +27,7 @@ class Rescoring:
         log: called with a line for each trial whose fresh training fails.
     """
 
-    def __init__(self, study: StudyContext, runs: Mapping[int, TrialRun], log: Callable[[str], None]) -> None:
+    def __init__(self, study: StudyContext, runs: Mapping[int, TrialRun], log: Log) -> None:
         settings = study.work.space.quality.rescore
         assert settings is not None, "the space asks for it"
         self._study, self._runs, self._log, self._settings = study, runs, log, settings

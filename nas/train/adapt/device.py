@@ -29,6 +29,7 @@ from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.measurement import Figure, ReferenceTimes
 from nas.core.metrics import METRICS, metric
+from nas.core.progress import Log
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm, open_farm
@@ -93,7 +94,7 @@ class DeviceBench(Bench):
         examples: layouts, by which the build is chosen.
     """
 
-    def __init__(self, request: AdaptRequest, log: Callable[[str], None], examples: Sequence[Layout]) -> None:
+    def __init__(self, request: AdaptRequest, log: Log, examples: Sequence[Layout]) -> None:
         self._request, self._log, self._examples = request, log, examples
         self._protocol, self._context = MeasurementSettings(), ExitStack()
         self._target: tuple[Farm, MeasurementTarget] | None = None
@@ -182,7 +183,7 @@ class FileBench(Bench):
         return Measured({"file_size": size}, time.monotonic() - began)
 
 
-def bench_of(request: AdaptRequest, log: Callable[[str], None]) -> BenchOf:
+def bench_of(request: AdaptRequest, log: Log) -> BenchOf:
     """Returns what measures layouts for a request: its device, unless all budgets are of the file."""
     names = [Limit.parse(text, relative=True).metric for text in request.budget]
     if all(metric(name).source == "artifact" for name in names):
