@@ -257,7 +257,9 @@ def _tau(rows: list[dict[str, Any]], by: str, measured: str) -> float:
 
 def tables() -> dict[str, str]:
     """Returns the tables of `PAGE` by their names."""
+    choices = json.loads(adapt_choices.RECORDED.read_bytes())
     return small_tables() | {
+        "real-choices": f"{adapt_choices.table_of(choices)}\n{adapt_choices.tau_of(choices)}\n",
         "scratch": adapt_scratch.table_of(json.loads(adapt_scratch.RECORDED.read_bytes())),
         "ablations": adapt_ablations.table_of(adapt_ablations.recorded()),
         "pairs": pair_table(),

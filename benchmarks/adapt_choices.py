@@ -67,7 +67,9 @@ def compared_choices(adaptation: Adaptation, folder: Path, seeds: int, minutes: 
     end = time.monotonic() + 60 * minutes
     with adaptation.library.in_use():
         choices = _choices(adaptation, folder / "choices.json")
-        jobs = [(name, seed) for seed in range(seeds) for name in choices if not (seed and name.startswith("random"))]
+        ways = [name for name in choices if not name.startswith("random")]
+        jobs = [(name, seed) for seed in range(seeds) for name in ways]
+        jobs += [(name, 0) for name in choices if name not in ways]
         for name, seed in jobs:
             path = folder / "choices" / f"{name}-{seed}.json"
             if not path.is_file() and time.monotonic() < end:
