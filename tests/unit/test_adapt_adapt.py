@@ -709,10 +709,10 @@ def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(DeviceBench, "measure", arithmetic)
     limit = work_of(LAYOUT)["decode_p50"] * 0.8
-    given = command(lab, tmp_path, "--gguf", "f16", budget=f"decode_p50<={limit:.6f}ms", settings=FEW)
+    argv = command(lab, tmp_path, "--gguf", "f16", budget=f"decode_p50<={limit:.6f}ms", settings=FEW)
     shares, shared = count(), HostLock.shared
     monkeypatch.setattr(HostLock, "shared", lambda lock: (shared(lock), next(shares))[0])
-    done = nas(*given)
+    done = nas(*argv)
     assert done.code == 0, done.err
     assert next(shares) > FEW.healing.tokens // FEW.healing.length, "others measure between its passes"
     assert "bits per byte" in done.out
@@ -721,7 +721,7 @@ def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypa
     assert "adapted from" in card and "before healing" in card
     assert (tmp_path / "out/files/gguf/child-F16.gguf").is_file()
     assert (tmp_path / "out/files/transformers/config.json").is_file()
-    again = nas(*given, "--json")
+    again = nas(*argv, "--json")
     assert json.loads(again.out)["child"]["measured"]["decode_p50"] <= limit
 
 
@@ -1172,8 +1172,8 @@ def test_a_relative_budget_is_a_multiple_of_the_models_own_figure(lab: Path, tmp
 def test_a_plan_is_told_and_nothing_is_recorded(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(DeviceBench, "measure", arithmetic)
-    given = command(lab, tmp_path, "--dry-run", budget="decode_p50<=0.8x", settings=QUICK)
-    done = nas(*given, "--json")
+    argv = command(lab, tmp_path, "--dry-run", budget="decode_p50<=0.8x", settings=QUICK)
+    done = nas(*argv, "--json")
     assert done.code == 0, done.err
     plan = json.loads(done.out)
     parts = {name: seconds for name, seconds in plan["seconds"].items() if name != "total"}
@@ -1184,12 +1184,12 @@ def test_a_plan_is_told_and_nothing_is_recorded(lab: Path, tmp_path: Path, monke
     assert plan["flops"]["healing"] == pytest.approx(4 * layout_flops * QUICK.healing.tokens)
     assert plan["flops"].keys() == {"library", "scores", "healing"} and min(plan["flops"].values()) > 0
     assert {gpu["price"] for gpu in plan["gpus"]} == {None}
-    priced = nas(*given, "--price-per-hour", "2.5")
+    priced = nas(*argv, "--price-per-hour", "2.5")
     assert "price at 2.5 an hour" in priced.out
     assert priced.err.index(" FLOPs for ") < priced.err.index("timing the parts"), "what is known is said first"
     assert plan["state_bytes"] == 20 * LAYOUT.params.total and plan["disk_bytes"] > 4 * LAYOUT.params.total
     assert not (tmp_path / "out/request.json").exists() and not list((tmp_path / "library").glob("blocks/*"))
-    hours = nas(*given, "--hours", "0.01")
+    hours = nas(*argv, "--hours", "0.01")
     assert hours.code == 0, hours.err
     assert "for each alternative" in hours.out and "GB for weights, gradients and moments" in hours.out
 

@@ -29,9 +29,9 @@ Report = dict[str, Any]
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("report")
-    made = bed_of(folder)
-    made.run(TRIALS)
-    return made
+    bed = bed_of(folder)
+    bed.run(TRIALS)
+    return bed
 
 
 @pytest.fixture(scope="module")

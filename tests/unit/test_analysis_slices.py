@@ -102,9 +102,9 @@ def test_they_follow_the_problem_that_the_model_was_told_of() -> None:
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("slices")
-    made = bed_of(folder, tiny_space(search=SEARCH))
-    made.run(4)
-    return made
+    bed = bed_of(folder, tiny_space(search=SEARCH))
+    bed.run(4)
+    return bed
 
 
 def test_a_study_shows_those_that_change_an_objective_most(bed: Bed) -> None:

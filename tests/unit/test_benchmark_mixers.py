@@ -167,14 +167,14 @@ def test_no_two_searches_have_one_seed_and_spaces_take_turns() -> None:
 def test_hypervolume_over_trials_is_of_the_quality_that_the_search_knew() -> None:
     (study,) = searches(["random"])
     complete = [row for row in study["told"] if row["origin"] != "reference" and row["status"] == "complete"]
-    own = {**study, "fresh": [], "searched": {row["layout"]: row["objectives"]["quality"] - 1 for row in complete}}
-    rows = searched(own, 60)
+    search = {**study, "fresh": [], "searched": {row["layout"]: row["objectives"]["quality"] - 1 for row in complete}}
+    rows = searched(search, 60)
     assert [row["layout"] for row in rows] == [row["layout"] for row in complete]
     assert rows[0]["objectives"]["quality"] == complete[0]["objectives"]["quality"] - 1
     assert rows[0]["objectives"]["latency"] == complete[0]["objectives"]["latency"]
-    half = searched(own, 30)
+    half = searched(search, 30)
     assert 0 < len(half) < len(rows) and half == rows[: len(half)]
-    after = [volumes([own], trials=count)["plain"][0] for count in (30, 60)]
+    after = [volumes([search], trials=count)["plain"][0] for count in (30, 60)]
     assert 0 < after[0] <= after[1]
 
 

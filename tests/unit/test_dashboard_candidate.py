@@ -62,9 +62,9 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("candidate")
-    made = bed_of(folder)
-    made.run(4)
-    return made
+    bed = bed_of(folder)
+    bed.run(4)
+    return bed
 
 
 @pytest.fixture(scope="module")

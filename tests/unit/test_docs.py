@@ -76,8 +76,8 @@ MESSAGES = [path for package in ("nas", "devices", "runtimes", "dashboard") for 
 
 def test_nobody_is_told_to_install_a_package_of_this_name_from_an_index() -> None:
     """There is none yet, and somebody else could take the name."""
-    told = re.compile(r"""pip install ['"]?hilnas""")
-    assert [page_id(page) for page in (*PAGES, *MESSAGES) if told.search(page.read_text(encoding="utf-8"))] == []
+    command = re.compile(r"""pip install ['"]?hilnas""")
+    assert [page_id(page) for page in (*PAGES, *MESSAGES) if command.search(page.read_text(encoding="utf-8"))] == []
 
 
 def test_every_threat_is_tested() -> None:

@@ -114,9 +114,9 @@ def test_nobody_speaks_in_anothers_name_or_touches_anothers_device(
             assert name == "host" or answer.json()["error"] == "agent 'host' may not speak for 'other'"
     assert devices.get(lab.store, "phone") == before
     # One's own device does not help with another's job either.
-    own = {"agent": "host", "device": "box"}
-    assert not client.post(f"/v1/jobs/{job['id']}/result", json=result | own, auth=host).json()["accepted"]
-    assert client.post("/v1/heartbeat", json=beat | own, auth=host).json()["cancel"]
+    identity = {"agent": "host", "device": "box"}
+    assert not client.post(f"/v1/jobs/{job['id']}/result", json=result | identity, auth=host).json()["accepted"]
+    assert client.post("/v1/heartbeat", json=beat | identity, auth=host).json()["cancel"]
     theirs = {"agent": "other"}
     assert client.post("/v1/heartbeat", json=beat | theirs, auth=other).json() == {"cancel": False}
     assert client.post(f"/v1/jobs/{job['id']}/result", json=result | theirs, auth=other).json()["accepted"]

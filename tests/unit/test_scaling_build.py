@@ -47,9 +47,9 @@ from nas.train.scaling.source import study_origin
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("family")
-    made = bed_of(folder)
-    made.run(5)
-    return made
+    bed = bed_of(folder)
+    bed.run(5)
+    return bed
 
 
 @pytest.fixture(autouse=True)

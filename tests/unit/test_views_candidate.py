@@ -25,10 +25,10 @@ TRIALS = 6
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     folder = tmp_path_factory.mktemp("candidate")
-    made = bed_of(folder)
-    made.run(TRIALS)
-    events.append(made.store, 1, {"what": CorpusUsed.what, "hash": "0" * 64, "versions": {}, "made_of": {}})
-    return made
+    bed = bed_of(folder)
+    bed.run(TRIALS)
+    events.append(bed.store, 1, {"what": CorpusUsed.what, "hash": "0" * 64, "versions": {}, "made_of": {}})
+    return bed
 
 
 @pytest.fixture(scope="module")
