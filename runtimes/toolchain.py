@@ -45,8 +45,21 @@ def find_compiler() -> Compiler:
     remedy = "install a C++17 compiler, such as the package g++ (Debian, Ubuntu) or gcc-c++ (Fedora)"
     cc = _find(*_chosen("CC", "cc", "gcc", "clang"), remedy=remedy)
     cxx = _find(*_chosen("CXX", "c++", "g++", "clang++"), remedy=remedy)
-    version = "; ".join(_first_line([program, "--version"]) for program in (cc, cxx))
+    version = "; ".join(_version_lines(program)[0] for program in (cc, cxx))
     return Compiler(cc, cxx, version)
+
+
+def shader_compiler() -> str:
+    """Returns the versions of Vulkan's compiler of shaders and of the libraries in it, part of the build id.
+
+    Raises:
+        InfrastructureFailed: it is missing or does not work; the message says how to get it.
+    """
+    remedy = (
+        "install it, the headers and the loader of Vulkan, and the headers of SPIR-V (Debian: glslc libvulkan-dev "
+        "spirv-headers)"
+    )
+    return "; ".join(["glslc", *_version_lines(_find("glslc", remedy=remedy))])
 
 
 def find_build_tools() -> tuple[str, str]:
@@ -74,12 +87,12 @@ def _find(*names: str, remedy: str) -> str:
     raise InfrastructureFailed(f"no {' or '.join(names)} on this machine: {remedy}")
 
 
-def _first_line(argv: list[str]) -> str:
+def _version_lines(program: str) -> list[str]:
     try:
-        result = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+        result = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True)
     except (subprocess.SubprocessError, OSError) as error:
-        raise InfrastructureFailed(f"{argv[0]} does not work: {error}") from error
-    return result.stdout.partition("\n")[0].strip()
+        raise InfrastructureFailed(f"{program} does not work: {error}") from error
+    return [line.strip() for line in result.stdout.splitlines()] or [""]
 
 
 def host_target() -> str:

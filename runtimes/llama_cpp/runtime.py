@@ -47,7 +47,13 @@ from nas.measure.runtimes.llama_cpp.variants import (
     variant_of,
 )
 from nas.measure.runtimes.runner import plan_run, read_profile
-from nas.measure.runtimes.toolchain import find_build_tools, find_compiler, host_features, host_target
+from nas.measure.runtimes.toolchain import (
+    find_build_tools,
+    find_compiler,
+    host_features,
+    host_target,
+    shader_compiler,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -249,12 +255,17 @@ class LlamaCpp(BuiltRuntime[LlamaCppSpec]):
         variant = self.variant_for(request.target, host_features() if is_host else None, request.variant)
         if request.images and VULKAN in variant.needs:
             raise InvalidInput("images and sounds are encoded on the processor alone: leave the variant out")
+        if static and VULKAN in variant.needs:
+            raise InvalidInput(f"{variant.name} loads the driver of the GPU: it is built with shared libraries only")
+        compilers = [zig.COMPILER if static else find_compiler().version]
+        if VULKAN in variant.needs:
+            compilers.append(shader_compiler())
         return LlamaCppSpec(
             version=source.COMMIT,
             variant=variant.name,
             target=variant.target,
             flags=library_flags(variant, static=static, images=request.images),
-            compiler=zig.COMPILER if static else find_compiler().version,
+            compiler="; ".join(compilers),
             runner=self.source_hash(self.runner_sources),
             sdist=source.SHA256,
             patches=patch_hashes() if request.patched else (),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from nas.core.canonical import sha256_of
-from nas.core.errors import InfrastructureFailed
+from nas.core.canonical import content_hash, sha256_of
+from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.measure.runtimes import zig
 from nas.measure.runtimes.build_cache import BuildRequest, write_manifest
-from nas.measure.runtimes.llama_cpp import source
-from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS, library_flags
+from nas.measure.runtimes.llama_cpp import runtime, source
+from nas.measure.runtimes.llama_cpp.compile import RUNNER_FLAGS, TRIPLES, library_flags
 from nas.measure.runtimes.llama_cpp.patches import patch_hashes
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import LIBRARIES, TOOLS_SOURCE, VARIANTS, LlamaCppSpec
@@ -95,6 +96,57 @@ def test_flags_of_the_runner_are_in_the_build_id(static: bool, monkeypatch: pyte
     if not static:
         with pytest.raises(InfrastructureFailed, match=r"nas runtime build llama\.cpp"):
             LLAMA_CPP.find_build("x86_64-linux", AVX2)
+
+
+def test_ids_of_builds_stay_the_same() -> None:
+    """Every cached result names its build by this hash: a new field of the spec must not change it."""
+    fields = {
+        "version": "1",
+        "variant": "avx2",
+        "target": "x86_64-linux",
+        "compiler": "cc",
+        "runner": "r",
+        "sdist": "s",
+    }
+    spec = LlamaCppSpec.model_validate({**fields, "flags": ("-O2",), "runner_flags": (("-O2",), ("-lm",))})
+    assert spec.build_id == "fa60eb2867050aa47f3d77870144a01d573e7caa6e625ad822572a3ecc67e138"
+
+
+def test_the_id_of_a_static_build_has_the_name_of_a_processor_alone() -> None:
+    """So another processor, or another target of zig, gets another name of the variant."""
+    processors = {f"{variant.target} {variant.name}": variant.mcpu for variant in VARIANTS}
+    assert content_hash([processors, TRIPLES]) == "763f3ebe12c3c03c08226ecc7c287fb30db483d06f5ca2ce9ea93ef240ad7a0f"
+    for target in TRIPLES:
+        assert LLAMA_CPP.spec(BuildRequest(target, static=True)).compiler == zig.COMPILER
+
+
+def test_another_compiler_of_shaders_is_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, glslc = BuildRequest("x86_64-linux", variant="avx2-vulkan"), tmp_path / "bin" / "glslc"
+    monkeypatch.setattr(runtime, "host_target", lambda: "x86_64-linux")
+    plain = LLAMA_CPP.spec(BuildRequest("x86_64-linux", variant="avx2"))
+    monkeypatch.setenv("PATH", str(glslc.parent), prepend=":")
+    glslc.parent.mkdir()
+    specs = []
+    for version in ("2023.2", "2025.1"):
+        glslc.write_text(f"#!/bin/sh\nprintf 'shaderc v{version}\\nspirv-tools v2023.1\\n'\n")
+        glslc.chmod(0o755)
+        specs.append(LLAMA_CPP.spec(request))
+    assert specs[0].compiler == f"{plain.compiler}; glslc; shaderc v2023.2; spirv-tools v2023.1"
+    assert specs[0].build_id != specs[1].build_id
+    assert LLAMA_CPP.spec(BuildRequest("x86_64-linux", variant="avx2")) == plain
+
+
+def test_a_missing_compiler_of_shaders_is_told_with_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "host_target", lambda: "x86_64-linux")
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None if name == "glslc" else which(name, path=path))
+    with pytest.raises(InfrastructureFailed, match=r"no glslc on this machine: install it, .*spirv-headers"):
+        LLAMA_CPP.spec(BuildRequest("x86_64-linux", variant="avx2-vulkan"))
+
+
+def test_a_static_build_has_no_gpu() -> None:
+    with pytest.raises(InvalidInput, match="shared libraries only"):
+        LLAMA_CPP.spec(BuildRequest("x86_64-linux", variant="avx2-vulkan", static=True))
 
 
 def test_static_build_is_the_runner_alone() -> None:
