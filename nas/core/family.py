@@ -427,6 +427,12 @@ def family_folder(name: str) -> Path:
     return families_folder() / _checked_name(name, "a family's name")
 
 
+def check_new_name(name: str) -> None:
+    """Raises `InvalidInput` if no new family can have the name: `NAME.json` is the address of the data of `NAME`."""
+    if name.endswith(".json"):
+        raise InvalidInput(f"{name!r} is the address of another family's data; choose one that does not end in '.json'")
+
+
 def member_folder(family: str, size: str) -> Path:
     """Returns the folder of a member's files, whether it exists or not."""
     return family_folder(family) / _checked_name(size, "a size")

@@ -24,6 +24,7 @@ from nas.model.nn.weights import save_weights
 from nas.train.adapt.checkpoints import import_model
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation
 from nas.train.posttrain.evaluate import chat_tokenizer
+from nas.train.posttrain.start import Origin, require_member
 from nas.train.posttrain.toy_data import write_tasks
 from nas.train.pretrain import member_training
 from nas.train.recipe import PostTrainingRecipe, run_recipe
@@ -159,6 +160,12 @@ def test_folders_that_do_not_fit_are_refused(here: Path) -> None:
     (model / "config.json").write_text(json.dumps(config | {"attention_bias": True}))
     with pytest.raises(Unsupported, match="biases"):
         run(here, SFT)
+
+
+def test_no_new_family_is_named_like_the_data_of_another_one(here: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"'mine\.json' is the address of another family's data"):
+        require_member("mine.json", "small", Origin(here, LAYOUT, "llama", (), here / "tokenizer.json"))
+    assert not member_folder("mine.json", "small").exists()
 
 
 def test_what_a_template_or_tokenizer_cannot_say_is_named_by_file_and_line(here: Path) -> None:

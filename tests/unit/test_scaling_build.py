@@ -118,6 +118,12 @@ def test_another_family_of_that_name_is_not_overwritten(bed: Bed) -> None:
     assert read_family("tiny") == first
 
 
+def test_no_new_family_is_named_like_the_data_of_another_one(bed: Bed) -> None:
+    with pytest.raises(InvalidInput, match=r"'tiny\.json' is the address of another family's data"):
+        build(options(bed, "1M", name="tiny.json"), BuildLog())
+    assert not family_folder("tiny.json").exists()
+
+
 def test_an_interrupted_build_resumes(bed: Bed) -> None:
     log = BuildLog(fails_at="2M")
     with pytest.raises(KeyboardInterrupt):

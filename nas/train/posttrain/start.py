@@ -27,6 +27,7 @@ from nas.core.family import (
     Member,
     MemberTraining,
     Source,
+    check_new_name,
     family_folder,
     read_record,
     write_record,
@@ -154,10 +155,11 @@ def require_member(family: str, size: str, origin: Origin) -> None:
 
     Raises:
         UnknownName: the family has no such size.
-        InvalidInput: the member has another layout.
+        InvalidInput: the member has another layout, or no new family can have the name.
     """
     record, layout = family_folder(family) / FAMILY, origin.layout
     if not record.is_file():
+        check_new_name(family)
         member = Member(
             size=size,
             layout=layout.format(),

@@ -25,6 +25,7 @@ from nas.core.family import (
     MeasuredModel,
     Member,
     Source,
+    check_new_name,
     family_folder,
     member_folder,
     read_record,
@@ -101,7 +102,8 @@ def build(options: BuildOptions, log: Log) -> Family:
     """Builds a family, or resumes its build.
 
     Raises:
-        InvalidInput: a size that no scaling reaches, a study without a front, or another family of that name.
+        InvalidInput: a size that no scaling reaches, a study without a front, another family of that name, or a name
+            that no new family can have.
         InfrastructureFailed: a device went away; decisions and measurements are kept.
     """
     origin = _origin(options)
@@ -110,6 +112,8 @@ def build(options: BuildOptions, log: Log) -> Family:
         for nearest, *_ in shapes.values():
             options.files.check(nearest.layout)
     folder = family_folder(options.name)
+    if not (folder / FAMILY).exists():
+        check_new_name(options.name)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "build.lock", _LOCK_S):
         family = _begun(options, origin, folder)
