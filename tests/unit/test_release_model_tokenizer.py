@@ -157,7 +157,7 @@ CHANGES: dict[str, tuple[str, Any]] = {
     ),
     "take blanks beside them": (
         "added_tokens",
-        [{"id": 320, "content": "<|endoftext|>", "single_word": False, "lstrip": True, "rstrip": False,
+        [{"id": 305, "content": "<|endoftext|>", "single_word": False, "lstrip": True, "rstrip": False,
           "normalized": False, "special": True}],
     ),
 }  # fmt: skip
@@ -236,6 +236,15 @@ def test_damaged_files_beside_it_are_refused(name: str, content: bytes, message:
     path.with_name(name).write_bytes(content)
     with pytest.raises(InvalidInput, match=rf"{name}: {message}"):
         read_model_tokenizer(path)
+
+
+def test_ids_that_are_not_those_of_the_loaded_tokenizer_are_refused(tmp_path: Path) -> None:
+    path = write_model_tokenizer(tmp_path, FORMS["qwen3"])
+    first, *rest = json.loads(path.read_text())["added_tokens"]
+    for id in (first["id"] + 1, 10**9):
+        change(path, added_tokens=[{**first, "id": id}, *rest])
+        with pytest.raises(InvalidInput, match=rf"has id {id} there, but is {first['id']} when it is loaded"):
+            read_model_tokenizer(path)
 
 
 def test_a_tokenizer_that_names_no_end_is_refused(tmp_path: Path) -> None:

@@ -252,16 +252,24 @@ def read_content(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Reads a tokenizer.json that `tokenizers` can load, as bytes and as JSON.
 
     Raises:
-        InvalidInput: it cannot be read.
+        InvalidInput: it cannot be read, or gives an added token another id than `tokenizers` does, which does not read
+            these ids, but counts.
     """
     try:
         content = path.read_bytes()
-        Tokenizer.from_buffer(content)
+        tokenizer = Tokenizer.from_buffer(content)
         about: dict[str, Any] = json.loads(content)
     except OSError as error:
         raise InvalidInput(f"cannot read it: {error.strerror}", where=str(path)) from error
     except Exception as error:  # `tokenizers` raises nothing narrower for a file that it cannot parse
         raise InvalidInput(f"no tokenizer.json: {download_problem(path, str(error))}", where=str(path)) from error
+    for token in about.get("added_tokens") or ():
+        if (loaded := tokenizer.token_to_id(token["content"])) != token["id"]:
+            raise InvalidInput(
+                f"added_tokens: {token['content']!r} has id {token['id']} there, but is {loaded} when it is loaded, by "
+                "transformers too: the model would get another token",
+                where=str(path),
+            )
     return content, about
 
 
