@@ -199,7 +199,7 @@ class SocketStream:
         try:
             self._socket.settimeout(timeout_s)
             return self._socket.recv(_CHUNK)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # the second without a time to wait
             return None
         except OSError as error:
             raise InfrastructureFailed(f"{self._name}: {error}") from error

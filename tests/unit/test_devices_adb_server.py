@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.measure.devices.transports.adb import AdbServer, AdbWire
+from nas.measure.devices.transports.adb import AdbServer, AdbWire, SocketStream
 from nas.measure.devices.transports.base import NotTrusted
 
 SERIAL = "adb-R5CT123 (2)._adb-tls-connect._tcp"
@@ -142,6 +142,19 @@ def test_nobody_there_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("ADB_SERVER_SOCKET", f"tcp:{port}")
     with pytest.raises(InfrastructureFailed, match="run `adb start-server`"):
         AdbServer("X").open("exec:true")
+
+
+def test_nothing_to_read_yet_is_no_failure() -> None:
+    """Between the pieces of a file that is pushed, what the device says is read without waiting."""
+    near, far = socket.socketpair()
+    stream = SocketStream(near, "adb:X")
+    for wait_s in (0, 0.01):
+        assert stream.read(wait_s) is None
+        far.sendall(b"said")
+        assert stream.read(wait_s) == b"said"
+    far.close()
+    assert stream.read(0) == b""
+    stream.close()
 
 
 def test_ports_that_do_not_exist_are_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
