@@ -69,12 +69,12 @@ def token(
 ) -> None:
     """On the coordinator: print a one-time enrolment line for a device host."""
     from nas.measure.farm.enrolment import invite
+    from nas.serve.client import server_url
 
-    if url is not None and not url.startswith("https://"):
-        raise InvalidInput(f"{url!r} is not of the form https://HOST:PORT", where="--url")
+    address = None if url is None else server_url(url, "--url")
     with open_store(db, create=True) as store:
         home = store.artifacts.parent
-        invitation = invite(store, home, url or _served_at(home), name, minutes * 60)
+        invitation = invite(store, home, address or _served_at(home), name, minutes * 60)
     if json:
         print_json({"line": invitation.format(), "url": invitation.url, "good_for_s": minutes * 60})
         return

@@ -278,8 +278,8 @@ def forget_server(url: str) -> None:
     _change(without)
 
 
-def server_url(text: str) -> str:
-    """Normalises a URL or `host:port` to `https://host:port`.
+def server_url(text: str, where: str = "--server") -> str:
+    """Normalises a URL or `host:port` to `https://host:port`; without a port, that of `nas serve`.
 
     Raises:
         InvalidInput: `text` is neither.
@@ -291,7 +291,7 @@ def server_url(text: str) -> str:
     except ValueError:
         parts, port = SplitResult("", "", "", "", ""), 0
     if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
-        raise InvalidInput(f"{text!r} is not a server URL; use https://HOST:PORT", where="--server")
+        raise InvalidInput(f"{text!r} is not a server URL; use https://HOST:PORT", where=where)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"https://{host}:{port}"
 

@@ -48,6 +48,9 @@ def test_token_prints_a_line_for_where_it_is_served(home: Path) -> None:
     home.mkdir()
     assert "https://HOST:PORT" in nas("agent", "token", "--url", "http://farm.example").err
     assert "nas serve" in nas("agent", "token").err
+    assert "--url" in nas("agent", "token", "--url", "https://farm.example/path").err
+    for url in ("https://farm.example", "https://farm.example:7711/", "farm.example"):  # as of `nas server add`
+        assert Invitation.parse(nas("agent", "token", "--url", url).out).url == "https://farm.example:7711"
     issued = nas("agent", "token", "--url", "https://farm.example:7711", "--name", "shelf-1")
     assert Invitation.parse(issued.out).url == "https://farm.example:7711"
     more = json.loads(nas("agent", "token", "--url", "https://farm.example:7711", "--minutes", "5", "--json").out)
