@@ -21,7 +21,7 @@ from study_support import TINY, Bed, bed_of, tiny_space
 from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
 from nas.core.layout import Layout
 from nas.core.pareto import front_hypervolume
-from nas.core.trial import TrialState
+from nas.core.trial import EventKind, TrialState
 from nas.infra.store import artifacts, results, studies, trials
 from nas.infra.store.rows import StudyState
 from nas.model.text.corpus import CorpusRef
@@ -33,7 +33,7 @@ from nas.search.proxy.job import TaskRun, TrainJob
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.quality import LM_PRIOR
 from nas.search.study.check import support_filter
-from nas.search.study.events import QualityKnown, Remeasured, all_events
+from nas.search.study.events import Note, QualityKnown, Remeasured, all_events
 from nas.search.study.ledger import Ledger
 from nas.search.study.proposals import replay
 from nas.search.study.stages import StageWork
@@ -196,6 +196,26 @@ def test_a_trial_that_failed_for_no_reason_of_its_own_is_tried_again_on_resume(b
     bed.compute.fail = lambda stage, spec: None
     bed.run(TRIALS)
     check(bed)
+
+
+def test_a_note_that_cannot_be_written_is_written_when_its_trial_is_tried_again(bed: Bed) -> None:
+    failed: list[int] = []
+
+    class Locked(Ledger):
+        """Fails once, at the first quality of a candidate."""
+
+        def note(self, trial: int | None, note: Note) -> None:
+            if isinstance(note, QualityKnown) and trial is not None and trial >= 2 and not failed:
+                failed.append(trial)
+                raise InfrastructureFailed("the database is locked")
+            super().note(trial, note)
+
+    assert bed.run(TRIALS, Locked) is StudyState.COMPLETE
+    check(bed)
+    log = all_events(bed.store, 1)
+    assert EventKind.RETRIED in [event.kind for event in log if event.trial == failed[0]]
+    noted = [note.rung for event in log if event.trial == failed[0] and (note := QualityKnown.read(event.payload))]
+    assert noted[0] == 0
 
 
 def test_a_worker_that_dies_once_is_not_noticed(bed: Bed) -> None:

@@ -133,8 +133,8 @@ class Ledger:
         """Logs a note, unless the log holds an equal one of this trial."""
         name = content_hash({"trial": trial, **note.to_json()})
         if name not in self._noted:
-            self._noted.add(name)
             self.note(trial, note)
+            self._noted.add(name)  # only now: a write that failed is tried again with its trial
 
     def freeze(self, scales: Json, point: Mapping[str, float]) -> None:
         """Stores the study's constants and its reference point; they never change again."""
