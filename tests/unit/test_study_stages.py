@@ -15,7 +15,7 @@ from study_support import bed_of, lm_job
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
 from nas.infra.store import outcomes, results
-from nas.measure.runtimes.base import Checkpoint
+from nas.measure.runtimes.base import Artifact, Checkpoint
 from nas.search.compute.worker import Outcome
 from nas.search.proxy.job import TrainJob
 from nas.search.study.ledger import Ledger
@@ -61,6 +61,35 @@ def test_a_damaged_checkpoint_is_trained_again(tmp_path: Path) -> None:
     first.path.write_text("rotten")
     assert run(weights).is_intact() and run(weights).is_intact()
     assert len(trained) == 2
+
+
+def test_what_two_trials_share_is_written_again_once(tmp_path: Path) -> None:
+    bed = bed_of(tmp_path)
+    made, layout = bed.ledger(), Layout.parse("d128 v256 ffn=swiglu:256 [C3 A2/1]")
+    for quantisation in ("", "q4_0"):
+        made.propose(replace(layout, quantisation=quantisation), "proposal")
+    exports: list[str] = []
+
+    class Exporter:
+        workers = 2
+
+        async def run(self, work: Any, spec: Any, kind: str = "short") -> Outcome:
+            exports.append(spec["destination"])
+            outcome: Outcome = work(spec)
+            await asyncio.sleep(0.01)  # the answer of a worker takes time
+            return outcome
+
+    work = replace(bed.work(made), compute=cast(Any, Exporter()))
+
+    async def export() -> list[dict[str, Artifact]]:
+        return await asyncio.gather(*(work.export_all(trial, layout) for trial in (0, 1)))
+
+    ((artifact,), _) = [exported.values() for exported in run(export)]
+    for file in artifact.written:
+        made.artifact_path(file.sha256).unlink()
+    run(export)
+    assert len(exports) == 2
+    assert all(made.has_artifact(file.sha256) for file in artifact.written)
 
 
 class Action:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,8 @@ class Stages:
         self._ledger = ledger
         self._first_pause_s = first_pause_s
         self._running: dict[str, asyncio.Task[Outcome]] = {}
+        self.restoring: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Key -> lock of who makes its files again: several trials may share a proxy, whose files were removed."""
 
     async def run(self, stage: Stage, key: str, trial: int, action: Action) -> Any:
         """Returns the stage's value, from the store if it is there.
@@ -383,9 +386,10 @@ class StageWork:
             return outcome
 
         artifact = Artifact.model_validate(await self.stages.run("export", key, trial, act))
-        if not all(self.ledger.has_artifact(file.sha256) for file in artifact.written):
-            # Collected by `nas gc` since: the same inputs write the same bytes.
-            value_of(await act())
+        async with self.stages.restoring[key]:
+            if not all(self.ledger.has_artifact(file.sha256) for file in artifact.written):
+                # Collected by `nas gc` since: the same inputs write the same bytes.
+                value_of(await act())
         for file in artifact.written:
             self.ledger.pin(file.sha256)
         return artifact
@@ -403,10 +407,11 @@ class StageWork:
     async def _weights(self, trial: int, job: TrainJob) -> Checkpoint:
         file = weights_file(self.scratch / "checkpoints", job.key)
         trained = Checkpoint(file, (await self._train(trial, job)).weights_sha256)
-        if not await asyncio.to_thread(trained.is_intact):
-            # Removed or damaged since, or trained on another host: the same job yields them again.
-            again = TrainResult.model_validate(value_of(await self.trainings.run(trial, job)))
-            trained = Checkpoint(file, again.weights_sha256)
+        async with self.stages.restoring[job.key]:
+            if not await asyncio.to_thread(trained.is_intact):
+                # Removed or damaged since, or trained on another host: the same job yields them again.
+                again = TrainResult.model_validate(value_of(await self.trainings.run(trial, job)))
+                trained = Checkpoint(file, again.weights_sha256)
         return trained
 
 
