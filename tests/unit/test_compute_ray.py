@@ -98,6 +98,18 @@ def test_a_local_ray_that_is_late_is_started_again(late: int, monkeypatch: pytes
     assert len(starts) == len(set(starts)) == len(ends) == min(late + 1, 4)
 
 
+def test_a_study_does_not_fail_at_its_end_where_orphans_of_ray_are_killed_slowly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    init = SimpleNamespace(address_info={"session_dir": str(tmp_path / "session")})
+    fake = SimpleNamespace(init=lambda **_: init, shutdown=lambda: None, nodes=list)
+    monkeypatch.setattr(ray, "_import_ray", lambda: fake)
+    monkeypatch.setattr(ray, "_REAPER_S", 0.0)
+    with RayCompute(2) as compute:
+        pass
+    assert compute._reaper.wait(60) == 0
+
+
 def test_shared_memory_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ray, "_SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write to what it may not

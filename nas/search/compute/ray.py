@@ -7,6 +7,7 @@ resource.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -197,7 +198,8 @@ class RayCompute:
     def close(self) -> None:
         """Ends the cluster."""
         self._ray.shutdown()
-        self._reaper.communicate(timeout=_REAPER_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # on a busy machine it ends later, by itself
+            self._reaper.communicate(timeout=_REAPER_S)
 
 
 class ClusterCompute:
