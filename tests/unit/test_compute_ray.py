@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +110,18 @@ def test_a_study_does_not_fail_at_its_end_where_orphans_of_ray_are_killed_slowly
     with RayCompute(2) as compute:
         pass
     assert compute._reaper.wait(60) == 0
+
+
+@pytest.mark.parametrize("cause", [OSError(28, "No space left on device"), InfrastructureFailed("the disk is full")])
+def test_a_node_whose_disk_is_full_is_no_bug(cause: Exception) -> None:
+    exceptions = pytest.importorskip("ray").exceptions
+    error = exceptions.RayTaskError("work", "its traceback", cause, proctitle="work", ip="127.0.0.1")
+    future: Future[Any] = Future()
+    future.set_exception(error.as_instanceof_cause())
+    fake = SimpleNamespace(exceptions=exceptions, cancel=lambda *_, **options: None)
+    with pytest.raises(InfrastructureFailed) as failed:
+        asyncio.run(ray._result(fake, SimpleNamespace(future=lambda: future)))
+    assert str(failed.value) == f"a node of the cluster failed: {cause}"
 
 
 def test_shared_memory_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

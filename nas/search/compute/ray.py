@@ -452,14 +452,16 @@ async def _result(ray: Any, task: Any, check: Callable[[], None] = lambda: None)
                 await asyncio.to_thread(check)
         result: Outcome = future.result()
         return result
+    except ray.exceptions.RayTaskError as error:  # it is of the class of its cause, too
+        if isinstance(error.cause, ImportError):
+            raise InfrastructureFailed(f"a node of the cluster lacks a library: {error.cause}") from error
+        if isinstance(error.cause, InfrastructureFailed | OSError):  # of files that a node gets and sends
+            raise InfrastructureFailed(f"a node of the cluster failed: {error.cause}") from error
+        raise  # a bug in the work: its own traceback says where
     except (asyncio.CancelledError, InfrastructureFailed):
         future.add_done_callback(_take_exception)
         ray.cancel(task, force=True)
         raise
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, ImportError):
-            raise InfrastructureFailed(f"a node of the cluster lacks a library: {error.cause}") from error
-        raise  # a bug in the work: its own traceback says where
     except ray.exceptions.RayError as error:
         raise InfrastructureFailed(f"a worker died: {_first_line(error)}") from error
 
