@@ -82,14 +82,16 @@ def main() -> None:
     except OSError as error:
         transient = error.filename is None or error.errno in _TRANSIENT
         _fail(error, InfrastructureFailed.exit_code if transient else InvalidInput.exit_code)
-    except ValueError as error:  # of pydantic, which takes long to load
-        if type(error).__name__ != "ValidationError":
+    except ValueError as error:  # of pydantic, which takes long to load, and of JSON
+        if type(error).__name__ not in ("ValidationError", "JSONDecodeError", "UnicodeDecodeError"):
             raise
         text = "stored data cannot be read, because it is damaged or of another version: "
         _fail(InvalidInput(text + " ".join(str(error).split())[:500]), InvalidInput.exit_code)
-    except RuntimeError as error:
-        if type(error).__name__ == "OutOfMemoryError":  # of torch, on a GPU
-            text = f"the GPU has too little memory: {str(error).splitlines()[0]} Settings of batches lower it."
+    except (MemoryError, RuntimeError) as error:
+        of_gpu = type(error).__name__ == "OutOfMemoryError"  # of torch, whose error for a CPU has no class
+        if of_gpu or isinstance(error, MemoryError) or "allocate memory" in str(error):
+            first, where = str(error).partition("\n")[0], "the GPU" if of_gpu else "this machine"
+            text = f"{where} has too little memory: {first} Settings of batches lower it."
             _fail(InfrastructureFailed(text), InfrastructureFailed.exit_code)
         elif not str(error).startswith("Symlink loop"):  # of pathlib before Python 3.13, for a link to itself
             raise

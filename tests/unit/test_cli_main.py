@@ -83,16 +83,32 @@ def test_an_expected_error_is_one_line_and_its_exit_code(
     assert (done.code, done.out, done.err) == (code, "", "nas: no\n")
 
 
-def test_too_little_memory_of_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OutOfMemoryError(RuntimeError):
-        """As torch names its own."""
+class OutOfMemoryError(RuntimeError):
+    """As torch names its own."""
 
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OutOfMemoryError("CUDA out of memory.\nof 2 GiB"), "the GPU has too little memory: CUDA out of memory. "),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory.\nat"), "this machine has too little memory: Def"),
+        (MemoryError(), "this machine has too little memory: "),
+    ],
+)
+def test_too_little_memory_is_one_line(error: Exception, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_error(**settings: object) -> None:
-        raise OutOfMemoryError("CUDA out of memory.\nof 2 GiB")
+        raise error
 
     monkeypatch.setattr(entry, "app", raise_error)
     done = nas()
-    assert done.code == 4 and done.err.startswith("nas: the GPU has too little memory: CUDA out of memory. ")
+    assert done.code == 4 and done.err.startswith(f"nas: {text}") and done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b'{"teacher": ', b"\xff"])
+def test_a_damaged_file_of_a_command_is_one_line(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "app", lambda **settings: json.loads(content))
+    done = nas()
+    assert done.code == 3 and done.err.startswith("nas: stored data cannot be read") and done.err.count("\n") == 1
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
