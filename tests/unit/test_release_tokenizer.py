@@ -1,4 +1,4 @@
-"""Tokenisers of members: what training gives, and which files are refused."""
+"""Tokenizers of members: what training gives, and which files are refused."""
 
 from __future__ import annotations
 

@@ -295,9 +295,9 @@ def own_problem(tokenizer: Tokenizer, about: Mapping[str, Any]) -> str | None:
         return problem
     ids = tokenizer.get_vocab(with_added_tokens=True)
     if about.get("normalizer") is not None or about.get("pre_tokenizer") != expected["pre_tokenizer"]:
-        return "it splits text in another way than llama.cpp's pre-tokeniser `lfm2`"
+        return "it splits text in another way than llama.cpp's pre-tokenizer `lfm2`"
     if not model.get("ignore_merges"):
-        return "ignore_merges is off, which llama.cpp's pre-tokeniser `lfm2` has on"
+        return "ignore_merges is off, which llama.cpp's pre-tokenizer `lfm2` has on"
     if sorted(ids.values()) != list(range(len(ids))):
         return "its ids have gaps"
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
