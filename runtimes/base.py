@@ -60,6 +60,10 @@ class Support:
     def __bool__(self) -> bool:
         return self.verdict != "no"
 
+    def runs_on(self, build: str) -> bool:
+        """Returns whether a space admits the layout whose key `build` for the runtime is 'stock' or 'any'."""
+        return self.verdict == "stock" or (self.verdict == "patched" and build == "any")
+
 
 class StateDict(Protocol):
     """Tensors of a state dict of `nas.model.nn.model`, one at a time."""

@@ -231,16 +231,11 @@ def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
         yield "re-score", f"{what}, {len(fresh.seeds)} fresh seeds"
 
 
-def admits(runtime: RuntimeSpace, support: Support) -> bool:
-    """Returns True if a space with this runtime admits a layout with this support."""
-    return support.verdict == "stock" or (support.verdict == "patched" and runtime.build == "any")
-
-
 def sampler(space: SearchSpace) -> Sampler:
     """Returns a sampler of layouts that all runtimes of the space support, as used by a search."""
 
     def supported(layout: Layout) -> bool:
-        return all(admits(runtime, RUNTIMES[runtime.name].supports(layout)) for runtime in space.runtimes)
+        return all(RUNTIMES[runtime.name].supports(layout).runs_on(runtime.build) for runtime in space.runtimes)
 
     return Sampler(space, supported)
 
@@ -266,7 +261,7 @@ def support_by_layout(space: SearchSpace, layouts: Sequence[Layout]) -> list[dic
         rows.append(
             {
                 "layout": layout.format(),
-                "admitted": all(admits(runtime, supports[label]) for label, runtime in space.labelled.items()),
+                "admitted": all(supports[label].runs_on(runtime.build) for label, runtime in space.labelled.items()),
                 "runtimes": {
                     name: {"verdict": support.verdict, "reasons": list(support.reasons)}
                     for name, support in supports.items()
@@ -279,7 +274,7 @@ def support_by_layout(space: SearchSpace, layouts: Sequence[Layout]) -> list[dic
 def _survey_one(label: str, runtime: RuntimeSpace, layouts: Sequence[Layout]) -> RuntimeSupport:
     supports = [RUNTIMES[runtime.name].supports(layout) for layout in layouts]
     kinds = [{block.kind for layer in layout.layers for block in layer.blocks} for layout in layouts]
-    admitted = [admits(runtime, support) for support in supports]
+    admitted = [support.runs_on(runtime.build) for support in supports]
     return RuntimeSupport(
         runtime=label,
         sampled=len(layouts),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def support_filter(space: SearchSpace) -> Callable[[Layout], bool]:
         for runtime, build in runtimes:
             if reason := _refusal(name, layout, runtime, build):
                 raise Unsupported(reason, where="references")
-    return lambda layout: all(_carries(runtime, layout, build) for runtime, build in runtimes)
+    return _carried_by(runtimes)
 
 
 def missing_builds(space: SearchSpace) -> list[str]:
@@ -155,23 +155,20 @@ def _missing_texts(corpus: Any, base: Path) -> Found:
 
 
 def _no_layout(choices: SearchSpace, runtimes: list[tuple[Runtime, str]], draw_s: float) -> Found:
-    def supported(layout: Layout) -> bool:
-        return all(_carries(runtime, layout, build) for runtime, build in runtimes)
-
     until = time.monotonic() + draw_s
-    if error := _error(lambda: Sampler(choices, supported).draw(np.random.default_rng(0), until)):
+    if error := _error(lambda: Sampler(choices, _carried_by(runtimes)).draw(np.random.default_rng(0), until)):
         yield ("layouts" if choices.layouts else "mixers",), error
 
 
 def _refusal(name: str, layout: Layout, runtime: Runtime, build: str) -> str | None:
-    if _carries(runtime, layout, build):
+    support = runtime.supports(layout)
+    if support.runs_on(build):
         return None
-    return f"the {name} reference does not run on {runtime.name}: {'; '.join(runtime.supports(layout).reasons)}"
+    return f"the {name} reference does not run on {runtime.name}: {'; '.join(support.reasons)}"
 
 
-def _carries(runtime: Runtime, layout: Layout, build: str) -> bool:
-    verdict = runtime.supports(layout).verdict
-    return verdict == "stock" or (verdict == "patched" and build == "any")
+def _carried_by(runtimes: Sequence[tuple[Runtime, str]]) -> Callable[[Layout], bool]:
+    return lambda layout: all(runtime.supports(layout).runs_on(build) for runtime, build in runtimes)
 
 
 def _error(act: Callable[..., object], *arguments: object) -> str | None:

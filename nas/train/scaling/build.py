@@ -156,11 +156,8 @@ def size_candidates(origin: Origin, size: Size, vocab: int | None, number: int) 
 
 def _verdicts(space: SearchSpace, layout: Layout) -> set[str]:
     """Returns which of stock, patched and no the runtimes give; patched is no where the space requires stock builds."""
-    verdicts: set[str] = set()
-    for spec in space.runtimes:
-        verdict = known_runtime(spec).supports(layout).verdict
-        verdicts.add("no" if verdict == "patched" and spec.build == "stock" else verdict)
-    return verdicts
+    supports = [(known_runtime(spec).supports(layout), spec.build) for spec in space.runtimes]
+    return {support.verdict if support.runs_on(build) else "no" for support, build in supports}
 
 
 @dataclass
