@@ -6,7 +6,7 @@ from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.pareto import ranks
 from nas.search.proposers.mutation import crossover, mutate
-from nas.search.proposers.sampling import Rng, Sampler
+from nas.search.proposers.sampling import Rng, Sampler, pick
 from nas.search.proposers.state import BaseProposer, Child, SearchState
 
 Stock = list[tuple[int, Layout]]
@@ -53,7 +53,7 @@ def breed(parents: Stock, sampler: Sampler, rng: Rng) -> Child:
 
 def tournament(parents: Stock, rng: Rng) -> Layout:
     """Returns the best of a few picks; the first of them on a tie."""
-    picks = [parents[int(rng.integers(len(parents)))] for _ in range(_TOURNAMENT)]
+    picks = [pick(parents, rng) for _ in range(_TOURNAMENT)]
     return min(picks, key=lambda pick: pick[0])[1]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from nas.core.block import Block
 from nas.core.block_space import EXPANSION, BlockSpace, Choice, arguments, matches
@@ -13,9 +12,7 @@ from nas.core.model_choices import Frame, Half, Values, choice_of, ffn_width
 from nas.core.space import DENSE
 from nas.search.proposers.editable_layout import Draft, Gene, layer_kinds
 from nas.search.proposers.membership import EXPERTS, leading_dense, repeats
-from nas.search.proposers.sampling import Rng, Sampler
-
-T = TypeVar("T")
+from nas.search.proposers.sampling import Rng, Sampler, pick
 
 _TRIES = 60
 
@@ -42,7 +39,7 @@ def draft_of(layout: Layout, sampler: Sampler, rng: Rng) -> Draft:
         layout.d_model,
         layout.vocab,
         ffn,
-        int(_any(space.model.leading_dense.choices, rng)) if shown_lead is None else shown_lead,
+        int(pick(space.model.leading_dense.choices, rng)) if shown_lead is None else shown_lead,
         min((int(p) for p in space.pattern.period.choices if p and repeats(layout, int(p), lead)), default=0),
         tuple((block.kind, _values(block, layout, rng)) for block in space.mixers + space.ffn),
         layout.quantisation,
@@ -75,7 +72,7 @@ def _values(space: BlockSpace, layout: Layout, rng: Rng) -> Values:
     """Returns the model-wide values of the first block of the kind; random ones where there is none."""
     blocks = [block for layer in layout.layers for block in layer.blocks if block.kind == space.kind]
     return tuple(
-        (name, _value(blocks, name, knob.choices, layout.d_model) if blocks else _any(knob.choices, rng))
+        (name, _value(blocks, name, knob.choices, layout.d_model) if blocks else pick(knob.choices, rng))
         for name, knob in space.knobs.items()
         if knob.scope == "model"
     )
@@ -88,10 +85,6 @@ def _value(blocks: Sequence[Block], name: str, choices: tuple[Choice, ...], d_mo
         return next(choice for choice in choices if ffn_width(float(choice), d_model) == width)
     resolved = [arguments(block, d_model) for block in dict.fromkeys(blocks)]
     return next(choice for choice in choices if all(matches(args[name], choice, args) for args in resolved))
-
-
-def _any(choices: tuple[T, ...], rng: Rng) -> T:
-    return choices[int(rng.integers(len(choices)))]
 
 
 def mutate(layout: Layout, sampler: Sampler, rng: Rng, again: float = 0.0) -> tuple[Layout, str]:
@@ -120,7 +113,7 @@ def mutate(layout: Layout, sampler: Sampler, rng: Rng, again: float = 0.0) -> tu
 
 
 def _edited(draft: Draft, sampler: Sampler, rng: Rng) -> tuple[Draft | None, str]:
-    name = list(EDITS)[int(rng.integers(len(EDITS)))]
+    name = pick(list(EDITS), rng)
     return EDITS[name](draft, sampler, rng), name
 
 
@@ -147,7 +140,7 @@ def crossover(first: Layout, second: Layout, sampler: Sampler, rng: Rng) -> tupl
 
 def _mixed_frame(a: Frame, b: Frame, rng: Rng) -> Frame:
     """Returns a frame with each choice from either parent; the values of one block kind come from the same parent."""
-    sources = [(a, b)[int(rng.integers(2))] for _ in range(5 + len(a.knobs))]
+    sources = [pick((a, b), rng) for _ in range(5 + len(a.knobs))]
     width, vocab, ffn, lead, period = sources[:5]
     knobs = tuple((kind, source.values(kind)) for (kind, _), source in zip(a.knobs, sources[5:], strict=True))
     stored_as = a if a.quantisation == b.quantisation or rng.random() < 0.5 else b
@@ -164,7 +157,7 @@ def _mixer_kind(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
     others = [choice for choice in layer_kinds(sampler.frames, draft.frame)[0] if choice != choice_of(mixers)]
     if not others:
         return None
-    drawn = sampler.half(draft.frame, others[int(rng.integers(len(others)))], rng)
+    drawn = sampler.half(draft.frame, pick(others, rng), rng)
     old = {block.kind: block for block in mixers}
     return draft.with_gene(index, (tuple(old.get(block.kind, block) for block in drawn), ffn))
 
@@ -213,7 +206,7 @@ def _move(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
     if rng.random() < 0.5:
         kinds = [choice_of(mixers) for mixers, _ in genes]
         rare = [i for i, kind in enumerate(kinds) if kinds.count(kind) == min(map(kinds.count, kinds))]
-        index = rare[int(rng.integers(len(rare)))]
+        index = pick(rare, rng)
     gene = genes.pop(index)
     genes.insert(int(rng.integers(len(genes) + 1)), gene)
     return replace(draft, genes=tuple(genes))
@@ -240,7 +233,7 @@ def _frame(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
     if not open_axes:
         return None
     picks = sampler.frames.picks(draft.frame)
-    axis = open_axes[int(rng.integers(len(open_axes)))]
+    axis = pick(open_axes, rng)
     if len(sampler.space.quantisations) > 1 and rng.random() < 0.5:
         axis = len(axes) - 1
     picks[axis] = (picks[axis] + 1 + int(rng.integers(len(axes[axis]) - 1))) % len(axes[axis])

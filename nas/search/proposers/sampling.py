@@ -97,7 +97,7 @@ class Sampler:
             InvalidInput: a thousand draws, or all until the deadline, gave no layout, or none that a runtime carries.
         """
         if self.listed is not None:
-            return _pick(self.listed.layouts, rng)
+            return pick(self.listed.layouts, rng)
         refused = draws = 0
         while draws < _DRAWS and (draws == 0 or time.monotonic() < until):
             draws += 1
@@ -155,23 +155,23 @@ class Sampler:
     def gene(self, frame: Frame, rng: Rng) -> Gene:
         """Returns a random gene of `frame`."""
         mixers, ffn = layer_kinds(self.frames, frame)
-        return self.half(frame, _pick(mixers, rng), rng), self.half(frame, _pick(ffn, rng), rng)
+        return self.half(frame, pick(mixers, rng), rng), self.half(frame, pick(ffn, rng), rng)
 
     def half(self, frame: Frame, choice: str, rng: Rng) -> Half:
         """Returns random blocks of a choice."""
-        return _pick(self.frames.halves(frame, choice), rng)
+        return pick(self.frames.halves(frame, choice), rng)
 
     def lead(self, frame: Frame, before: Sequence[Half], rng: Rng) -> tuple[Half, ...]:
         """Returns dense feed-forwards of the leading layers: like those `before`, or random ones."""
         if not frame.leading_dense:
             return ()
         options = self.frames.halves(frame, DENSE)
-        block = before[0] if before else _pick(options, rng)
+        block = before[0] if before else pick(options, rng)
         return (closest(block, options),) * frame.leading_dense
 
     def _random_draft(self, rng: Rng) -> Draft:
         frame = self.random_frame(rng)
-        depth = _pick(self.depths(frame), rng)
+        depth = pick(self.depths(frame), rng)
         mixers, ffn = layer_kinds(self.frames, frame)
         choices = {kind: self._palette(frame, kind, rng) for kind in (*mixers, *ffn)}
         length = min(frame.period, depth) or depth
@@ -181,7 +181,7 @@ class Sampler:
     def _palette(self, frame: Frame, choice: str, rng: Rng) -> Sequence[Half]:
         """Returns the blocks of a choice that one draft uses: half of the time always the same."""
         options = self.frames.halves(frame, choice)
-        return [_pick(options, rng)] if rng.random() < 0.5 else options
+        return [pick(options, rng)] if rng.random() < 0.5 else options
 
     def _repaired(self, draft: Draft, rng: Rng) -> Draft | None:
         """Returns `draft` edited, layer by layer, until it meets budget and limits; None where that fails."""
@@ -196,7 +196,7 @@ class Sampler:
             if far == 0:
                 return draft
             index = int(rng.integers(len(draft.genes)))
-            mixer, ffn = _pick(_pick(mixers, rng), rng), _pick(_pick(ffns, rng), rng)
+            mixer, ffn = pick(pick(mixers, rng), rng), pick(pick(ffns, rng), rng)
             gene = (mixer, draft.genes[index][1]) if rng.random() < 0.5 else (draft.genes[index][0], ffn)
             edited = draft.with_gene(index, gene)
             if (now := distance(edited, self.space)) <= far:
@@ -209,15 +209,16 @@ def _translated(gene: Gene, options: Sequence[Mapping[str, Sequence[Half]]], rng
     pair = []
     for half, allowed in zip(gene, options, strict=True):
         current = choice_of(half)
-        choice = current if current in allowed else _pick(list(allowed), rng)
-        pair.append(closest(half, allowed[choice]) if choice == current else _pick(allowed[choice], rng))
+        choice = current if current in allowed else pick(list(allowed), rng)
+        pair.append(closest(half, allowed[choice]) if choice == current else pick(allowed[choice], rng))
     return pair[0], pair[1]
 
 
 def _stack(kinds: Sequence[str], choices: Mapping[str, Sequence[Half]], length: int, rng: Rng) -> list[Half]:
     shares = rng.dirichlet(np.ones(len(kinds)))
-    return [_pick(choices[kinds[int(kind)]], rng) for kind in rng.choice(len(kinds), size=length, p=shares)]
+    return [pick(choices[kinds[int(kind)]], rng) for kind in rng.choice(len(kinds), size=length, p=shares)]
 
 
-def _pick(items: Sequence[T], rng: Rng) -> T:
+def pick(items: Sequence[T], rng: Rng) -> T:
+    """Returns one of `items`, all equally likely."""
     return items[int(rng.integers(len(items)))]

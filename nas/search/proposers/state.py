@@ -14,7 +14,7 @@ from nas.core.layout import Layout
 from nas.core.pareto import ranks
 from nas.search.proposers.api import Observation, Proposal, check_finite
 from nas.search.proposers.heuristics import seed_layouts
-from nas.search.proposers.sampling import Rng, Sampler
+from nas.search.proposers.sampling import Rng, Sampler, pick
 
 Child = tuple[Layout, str, tuple[str, ...]]
 """A layout, its operator, and the ids of its parents."""
@@ -268,7 +268,7 @@ class BaseProposer(ABC):
             if not self.log.knows(layout) and self.sampler.admits(layout):
                 return Proposal(layout, number, operator, parents, self.engine)
         if untried:
-            return Proposal(untried[int(rng.integers(len(untried)))], number, "random", engine=self.engine)
+            return Proposal(pick(untried, rng), number, "random", engine=self.engine)
         return None
 
     def untried(self) -> list[Layout] | None:
