@@ -400,12 +400,10 @@ def _drift_row(drift: dict[str, Any]) -> list[object]:
 
 def _id(fleet: Fleet, name: str) -> str:
     """Returns the id of the device that a name means: an id, the unique start of one, or tag:NAME of only one."""
+    from nas.measure.farm.farm import find_name, this_machine
+
     if name == LOCAL:
-        from nas.measure.farm.farm import this_machine
-
         return this_machine().id
-    from nas.measure.farm.farm import find_name
-
     return find_name(name, {entry["id"]: entry["tags"] for entry in fleet.devices()["devices"]})
 
 

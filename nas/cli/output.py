@@ -46,10 +46,6 @@ def say(message: str) -> None:
         typer.echo(visible(without_passwords(message), keep="\n\t"), err=True)
 
 
-def _is_unicode(encoding: str | None) -> bool:
-    return encoding is None or encoding.lower().startswith("utf")
-
-
 def asked_lines() -> Iterator[str]:
     """Yields the lines of stdin, with a prompt before each where a terminal asks."""
     while True:
@@ -68,7 +64,8 @@ def print_answers(pieces: Iterable[str]) -> None:
 
 def print_json(value: Any) -> None:
     """Prints `value` as indented JSON on stdout."""
-    text = json.dumps(value, indent=2, ensure_ascii=not _is_unicode(sys.stdout.encoding), allow_nan=False)
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    text = json.dumps(value, indent=2, ensure_ascii=not is_unicode, allow_nan=False)
     if not text.replace("\n", "").isprintable():
         text = "".join(
             character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]

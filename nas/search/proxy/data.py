@@ -118,17 +118,14 @@ def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, 
         logits = logits.float()
         nats.append(F.cross_entropy(logits.mT, targets, ignore_index=IGNORE, reduction="none").double().cpu())
         right.append((logits.argmax(-1) == targets).cpu())
-    loss, correct, labelled = torch.cat(nats), torch.cat(right), group.labels[:, _front(group.media) :] != IGNORE
+    front = 0 if group.media is None else group.media.amount
+    loss, correct, labelled = torch.cat(nats), torch.cat(right), group.labels[:, front:] != IGNORE
     amount = torch.ones_like(loss) if group.sizes is None else group.sizes[group.labels].double()
     where = {"": labelled, **{name: part.where for name, part in group.parts.items()}}
     return {
         name: Score(float(loss[mask].sum() / amount[mask].sum()) / group.unit, float(correct[mask].double().mean()))
         for name, mask in where.items()
     }
-
-
-def _front(media: Exhibit | None) -> int:
-    return 0 if media is None else media.amount
 
 
 def logits_and_labels(model: nn.Module, inputs: Tensor, labels: Tensor, media: Exhibit | None) -> tuple[Tensor, Tensor]:

@@ -109,7 +109,7 @@ async def run_trial(run: TrialRun, study: StudyContext) -> None:
 
 async def _run(run: TrialRun, study: StudyContext) -> None:
     run.artifacts = await study.work.export_all(run.number, run.layout)
-    _mark(run, study, EventKind.EXPORTED)
+    study.ledger.mark(run.number, EventKind.EXPORTED)
     if not await _check_budgets(run, study):
         return
     if not await _train(run, study):
@@ -119,7 +119,7 @@ async def _run(run: TrialRun, study: StudyContext) -> None:
 
 async def _check_budgets(run: TrialRun, study: StudyContext) -> bool:
     """Measures the candidate with few repetitions; returns whether it keeps its budgets."""
-    _mark(run, study, EventKind.MEASURING)
+    study.ledger.mark(run.number, EventKind.MEASURING)
     protocol = study.work.space.protocol
     # Relative budgets are multiples of what references measure, so references are measured in full at once.
     repetitions = protocol.confirm_repetitions if run.reference else protocol.screen_repetitions
@@ -133,14 +133,14 @@ async def _check_budgets(run: TrialRun, study: StudyContext) -> bool:
     borderline = {check.key.workload for check in run.checks if check.verdict == "borderline"}
     if borderline and not run.reference:
         near = [str(check) for check in run.checks if check.verdict == "borderline"]
-        _mark(run, study, EventKind.BORDERLINE, reason="; ".join(near))
+        study.ledger.mark(run.number, EventKind.BORDERLINE, reason="; ".join(near))
         # Fresh repetitions decide, under a key of their own: those that confirm a layout in the end do not let it in.
         await _measure(run, study, borderline, protocol.confirm_repetitions, replicate=1)
         await _update_checks(run, study, final=True)
         if run.broken:
             end_infeasible(run, study, run.broken)
             return False
-    _mark(run, study, EventKind.GATED_IN, figures=_objectives(run, study))
+    study.ledger.mark(run.number, EventKind.GATED_IN, figures=_objectives(run, study))
     study.report(run, "gated")
     return True
 
@@ -149,7 +149,7 @@ async def _train(run: TrialRun, study: StudyContext) -> bool:
     """Trains rung by rung; returns whether the trial was promoted to the top and keeps its budgets on quality there."""
     rungs = study.work.space.quality.rungs
     for rung in range(len(rungs)):
-        _mark(run, study, EventKind.TRAINING, rung=rung, name=rungs[rung].name)
+        study.ledger.mark(run.number, EventKind.TRAINING, rung=rung, name=rungs[rung].name)
         run.rung = rung
         scores = await study.work.train_rung(run.number, run.layout, rung)
         with run.wait():
@@ -177,7 +177,7 @@ async def _is_promoted(run: TrialRun, study: StudyContext, rung: int) -> bool:
 
 async def _confirm(run: TrialRun, study: StudyContext) -> None:
     await study.work.check_equivalence(run.number, run.layout)
-    _mark(run, study, EventKind.CONFIRMING)
+    study.ledger.mark(run.number, EventKind.CONFIRMING)
     space = study.work.space
     await _measure(run, study, space.measured, space.protocol.confirm_repetitions)
     await _update_checks(run, study, final=True)
@@ -239,16 +239,12 @@ async def _update_checks(run: TrialRun, study: StudyContext, *, final: bool = Fa
     run.checks = check_budgets(study.work.space, run.figures, published, final=final)
 
 
-def _mark(run: TrialRun, study: StudyContext, kind: EventKind, **payload: Any) -> None:
-    study.ledger.mark(run.number, kind, **payload)
-
-
 def end_infeasible(run: TrialRun, study: StudyContext, broken: Iterable[BudgetCheck], where: str = "") -> None:
     """Ends a trial that breaks budgets; `where` precedes them in the reason."""
     _end(run, study, EventKind.INFEASIBLE, reason=where + "; ".join(map(str, broken)))
 
 
 def _end(run: TrialRun, study: StudyContext, kind: EventKind, **payload: Any) -> None:
-    _mark(run, study, kind, **payload)
+    study.ledger.mark(run.number, kind, **payload)
     run.ended = True
     study.report(run, kind.value)
