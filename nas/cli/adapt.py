@@ -122,10 +122,8 @@ def command(
     --write-space, a study searches the mixes instead. MODEL, --budget, --output and --corpus or
     --own-text are required, on the command line or in the file of --config. See docs/how-to/adapting-a-model.md.
     """
-    import torch
-
     from nas.measure.devices.host_lock import HostLock, host_lock_folder
-    from nas.model.nn.fit import Worker
+    from nas.model.nn.fit import Worker, device_of
     from nas.train.adapt.adapt import write_child
     from nas.train.adapt.device import bench_of
     from nas.train.adapt.parallel import workers_of
@@ -142,7 +140,6 @@ def command(
     if request.write_space is not None:
         check_target(request.write_space)
         require_output(request.write_space, flag="--write-space")
-    accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainers = workers_of(request)
     lock = HostLock(host_lock_folder())
 
@@ -152,7 +149,7 @@ def command(
 
     try:
         with reserved(request.output), shown(f"preparing {request.model}") as log:
-            worker = Worker(accelerator, log, wait_for_measurements)
+            worker = Worker(device_of(), log, wait_for_measurements)
             adaptation = prepare(request, bench_of(request, log), worker, trainers)
             adaptation.check_text()
             if dry_run:

@@ -310,6 +310,11 @@ def fit(
         state.save(paths, identities)
 
 
+def device_of(name: str = "auto") -> torch.device:
+    """Returns a torch device; 'auto': CUDA where there is one, else the CPU."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
 def precision_of(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """Returns the context of forward passes whose matrix products have `precision`; weights stay float32."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

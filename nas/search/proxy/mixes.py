@@ -20,7 +20,7 @@ from nas.core.layout import Layout
 from nas.core.progress import Log
 from nas.core.quality_config import LIBRARY_PARTS
 from nas.core.replacement import LibraryScores, block_of, parsed
-from nas.model.nn.fit import save_tensors
+from nas.model.nn.fit import device_of, save_tensors
 from nas.model.nn.mixes import ScoredText, compared, mix_of
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_model, padded_weights
@@ -56,9 +56,7 @@ def evaluate_mix(
     except InvalidInput as error:
         raise InfrastructureFailed(str(error)) from error
     summed = scores.scores(layout)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device(device)
+    place = device_of(device)
     scored: list[tuple[TrainJob, dict[str, float], dict[str, float], int, str]] = []
     if run.evaluated == "sum":
         losses = {group: most - summed[group] for group, most in scores.uniform.items()}

@@ -28,6 +28,7 @@ from nas.model.nn.fit import (
     TrainingPhase,
     TrainingState,
     Worker,
+    device_of,
     fit,
     precision_of,
     save_tensors,
@@ -123,9 +124,7 @@ def train_seeds(
     Raises:
         InfrastructureFailed: this host has another corpus than the jobs name.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    worker = Worker(torch.device(device), log, yield_hook)
+    worker = Worker(device_of(device), log, yield_hook)
     torch.set_num_threads(threads)
     assert len({job.seeds_key for job in jobs}) == 1, "jobs differ in more than their seed"
     outcomes: dict[str, TrainResult | CandidateFailed] = {}

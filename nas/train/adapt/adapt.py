@@ -39,7 +39,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from nas.core.canonical import sha256_of
-from nas.core.durable import write_durably
 from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.limit import Limit
@@ -57,7 +56,7 @@ from nas.model.nn.mixes import ScoredText, compared
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_weights, save_weights
 from nas.train.adapt.costs import Choices, Figures, Problem, replaced_by
-from nas.train.adapt.device import Bench, BenchOf, figure_of
+from nas.train.adapt.device import Bench, BenchOf, figure_of, write_json
 from nas.train.adapt.healing import heal
 from nas.train.adapt.hours import RESERVE, PartTimes, step_seconds, time_library
 from nas.train.adapt.library import (
@@ -259,7 +258,7 @@ class Adaptation:
         """
         if self.request.hours is not None and "tokens" not in self.record:
             self._fit_into(self.request.hours)
-        write_durably(self.folder / REQUEST, _json(self.record))
+        write_json(self.folder / REQUEST, self.record)
 
     def run(self) -> dict[str, Any]:
         """Runs what is missing, and returns the report.
@@ -276,7 +275,7 @@ class Adaptation:
                 selected = self._select()
                 self.library.train({slot: (block,) for slot, block in selected.chosen.choice.items()})
                 child = self._healed(selected.chosen, self.folder / CHILD)
-                write_durably(path, _json(self._report(selected, child)))
+                write_json(path, self._report(selected, child))
         report: dict[str, Any] = json.loads(path.read_bytes())
         windows = {"scores": self.request.library.window, "healing": self.request.healing.length}
         return report | {"windows": windows, "curve": self._curve() if self.request.front else []}
@@ -292,7 +291,7 @@ class Adaptation:
                     path.parent.mkdir(exist_ok=True)
                     weights = self.folder / CHILD if child is selected.chosen else path.with_suffix(".safetensors")
                     row = child.to_json() | self._lost(child.layout, self._healed(child, weights), weights)
-                    write_durably(path, _json(row))
+                    write_json(path, row)
                 rows.append(json.loads(path.read_bytes()))
         return sorted(rows, key=lambda row: -row["bits_per_byte"])
 
@@ -352,7 +351,7 @@ class Adaptation:
         self.worker.log(Progress("measured points of the front", self.request.points, self.request.points))
         front = _undominated(children.values(), first)
         record = {"front": [child.to_json() for child in front], "chosen": chosen.to_json()}
-        write_durably(path, _json(record | {"teacher": dict(problem.base)}))
+        write_json(path, record | {"teacher": dict(problem.base)})
         return Selected(problem.base, front, chosen)
 
     def _healed(self, child: Child, path: Path) -> Model:
@@ -747,7 +746,3 @@ def _undominated(children: Iterable[Child], name: str) -> list[Child]:
         if not front or child.measured[name] < front[-1].measured[name]:
             front.append(child)
     return front
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()

@@ -158,7 +158,7 @@ class DeviceBench(Bench):
         (reference,) = target.references.values()
         times_now = reference.calibration.model_dump(mode="json")
         record["calibrations"][name] = {"times": times_now, "conditions": _of_workload(prepared)}
-        write_durably(path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
+        write_json(path, record)
         return farm, target
 
 
@@ -199,6 +199,11 @@ def _require_support(runtime: str, layout: Layout) -> None:
 def _of_workload(prepared: PreparedDevice) -> dict[str, Any]:
     """Returns the conditions that depend on the workload."""
     return {name: prepared.conditions[name] for name in ("calibration", "cores")}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces a file of the folder of results atomically."""
+    write_durably(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
 def figure_of(figures: Mapping[str, Figure], name: str) -> Figure:

@@ -24,7 +24,7 @@ from nas.core.progress import Progress
 from nas.core.replacement import Alternative, Slot, block_name, parsed
 from nas.measure.devices.host_lock import host_lock_folder
 from nas.measure.runtimes.base import BlockRoundingRuntime
-from nas.model.nn.fit import Worker
+from nas.model.nn.fit import Worker, device_of
 from nas.model.nn.mixes import ScoredText
 from nas.search.compute.ray import ClusterCompute, Compute, RayCompute
 from nas.search.compute.worker import Share, Spec, under_host_lock
@@ -180,7 +180,7 @@ class ParallelLibrary(Library):
 def fill(spec: Spec, share: Share) -> None:
     """Trains and scores alternatives of one depth of a library: {blocks, threads, device?, ...} -> nothing."""
     torch.set_num_threads(spec["threads"])
-    device = torch.device("cuda" if spec.get("device") != "cpu" and torch.cuda.is_available() else "cpu")
+    device = device_of(spec.get("device", "auto"))
     folder = Path(spec["library"])
     if not Path(spec["mark"]).exists():
         raise InfrastructureFailed(f"a node has another {folder} than the command: share it, model and $NAS_CACHE")
