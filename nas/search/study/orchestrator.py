@@ -98,7 +98,9 @@ class Orchestrator:
             state = await self._loop()
         finally:
             self._stop.set()
-            await self._cancel()
+            for task in self._all_tasks():
+                task.cancel()
+            await asyncio.gather(*self._all_tasks(), return_exceptions=True)
         if state is StudyState.COMPLETE:
             # Only models of references and of the front stay pinned: `nas gc` may remove the others.
             front = self.scales.front
@@ -263,11 +265,6 @@ class Orchestrator:
         stuck = self._promotion.closed and not self._promotion.recalling and all(run.waiting for run in running)
         waited_for = any(task in pending for task in self._common())
         assert not (stuck and pending and not waited_for), "trials wait for each other"
-
-    async def _cancel(self) -> None:
-        for task in self._all_tasks():
-            task.cancel()
-        await asyncio.gather(*self._all_tasks(), return_exceptions=True)
 
     def _report(self, run: TrialRun, status: str) -> None:
         """Passes what is new of a trial to the scales, the promotion and the proposer."""

@@ -125,20 +125,14 @@ async def _check_budgets(run: TrialRun, study: StudyContext) -> bool:
     repetitions = protocol.confirm_repetitions if run.reference else protocol.screen_repetitions
     # Cheapest workload first: a candidate that exceeds a budget there skips the others.
     for workload in study.work.workloads_by_cost():
-        await _measure(run, study, [workload], repetitions)
-        await _update_checks(run, study)
-        if run.broken:
-            end_infeasible(run, study, run.broken)
+        if not await _keeps_budgets(run, study, [workload], repetitions):
             return False
     borderline = {check.key.workload for check in run.checks if check.verdict == "borderline"}
     if borderline and not run.reference:
         near = [str(check) for check in run.checks if check.verdict == "borderline"]
         study.ledger.mark(run.number, EventKind.BORDERLINE, reason="; ".join(near))
         # Fresh repetitions decide, under a key of their own: those that confirm a layout in the end do not let it in.
-        await _measure(run, study, borderline, protocol.confirm_repetitions, replicate=1)
-        await _update_checks(run, study, final=True)
-        if run.broken:
-            end_infeasible(run, study, run.broken)
+        if not await _keeps_budgets(run, study, borderline, protocol.confirm_repetitions, replicate=1, final=True):
             return False
     study.ledger.mark(run.number, EventKind.GATED_IN, figures=_objectives(run, study))
     study.report(run, "gated")
@@ -179,11 +173,7 @@ async def _confirm(run: TrialRun, study: StudyContext) -> None:
     await study.work.check_equivalence(run.number, run.layout)
     study.ledger.mark(run.number, EventKind.CONFIRMING)
     space = study.work.space
-    await _measure(run, study, space.measured, space.protocol.confirm_repetitions)
-    await _update_checks(run, study, final=True)
-    if run.broken:
-        end_infeasible(run, study, run.broken)
-    else:
+    if await _keeps_budgets(run, study, space.measured, space.protocol.confirm_repetitions, final=True):
         unknown = [str(check) for check in run.checks if check.verdict == "unknown"]
         if run.reference is None and (unknown or study.scales.axes(run) is None):
             raise CandidateFailed("unmeasured", "; ".join(unknown) or "an objective has no figure on these devices")
@@ -214,9 +204,17 @@ def _objectives(run: TrialRun, study: StudyContext) -> list[dict[str, Any]]:
     ]
 
 
-async def _measure(
-    run: TrialRun, study: StudyContext, workloads: Iterable[str], repetitions: int, replicate: int = 0
-) -> None:
+async def _keeps_budgets(
+    run: TrialRun,
+    study: StudyContext,
+    workloads: Iterable[str],
+    repetitions: int,
+    *,
+    replicate: int = 0,
+    final: bool = False,
+) -> bool:
+    """Measures a trial, and ends it if it exceeds a budget; returns whether it does not. References have no budgets."""
+
     async def measure(key: MeasurementKey) -> None:
         measurement = await study.work.measure(run.number, run.artifacts[key.runtime], key, repetitions, replicate)
         run.figures = {**run.figures, **with_file_size({key: measurement.figures})}
@@ -229,14 +227,13 @@ async def _measure(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _update_checks(run: TrialRun, study: StudyContext, *, final: bool = False) -> None:
-    if run.reference:
-        return
-    with run.wait():
-        published = await study.scales.published_figures()
-    run.checks = check_budgets(study.work.space, run.figures, published, final=final)
+    if run.reference is None:
+        with run.wait():
+            published = await study.scales.published_figures()
+        run.checks = check_budgets(study.work.space, run.figures, published, final=final)
+    if run.broken:
+        end_infeasible(run, study, run.broken)
+    return not run.broken
 
 
 def end_infeasible(run: TrialRun, study: StudyContext, broken: Iterable[BudgetCheck], where: str = "") -> None:
