@@ -544,12 +544,15 @@ def _parts(whole: Target, name: str, observations: Sequence[Observation], below:
     seen = [observations[row] for row in whole.rows]
     parts = [observation.parts.get(name, {}) for observation in seen]
     shared = sorted(set.intersection(*map(set, parts))) if parts else []
-    targets = []
+    targets, rows = [], set(whole.rows)
     rest = whole.values.copy()
     for part in shared:
-        values: list[float | None] = [observation.parts.get(name, {}).get(part) for observation in observations]
+        values = [
+            observation.parts.get(name, {}).get(part) if row in rows else None
+            for row, observation in enumerate(observations)
+        ]
         noise = _noise(observations, f"{name}/{part}")
-        target = _target(f"{whole.name}/{part}", _only(values, whole.rows), noise, below, whole.by_rung, whole.column)
+        target = _target(f"{whole.name}/{part}", values, noise, below, whole.by_rung, whole.column)
         if target.learnable:
             rest -= target.values
             targets.append(replace(target, is_part=True))
@@ -560,9 +563,3 @@ def _parts(whole: Target, name: str, observations: Sequence[Observation], below:
     else:
         targets[0] = replace(targets[0], values=targets[0].values + rest)
     return targets
-
-
-def _only(values: Sequence[float | None], rows: Sequence[int]) -> list[float | None]:
-    """Returns `values` with None in all but `rows`."""
-    chosen = set(rows)
-    return [value if row in chosen else None for row, value in enumerate(values)]

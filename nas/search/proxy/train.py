@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,31 +64,14 @@ _TOKENS_AT_ONCE = (2048, 1 << 17)
 """Most tokens of a pass over stacked seeds, on a CPU (`benchmarks.quality.throughput`) and on an accelerator."""
 
 
-def train(
-    job: TrainJob,
-    *,
-    yield_hook: Callable[[], object],
-    checkpoint_dir: Path,
-    device: str = "auto",
-    log: Log,
-    threads: int = 1,
-    checkpoint_s: float = 20.0,
-) -> TrainResult:
-    """Runs `job` alone, as `train_seeds` does.
+def train(job: TrainJob, **options: Any) -> TrainResult:
+    """Runs `job` alone, with the options of `train_seeds`.
 
     Raises:
         CandidateFailed: the loss is not finite, or memory runs out.
         InfrastructureFailed: this host has another corpus than the job names.
     """
-    (outcome,) = train_seeds(
-        [job],
-        yield_hook=yield_hook,
-        checkpoint_dir=checkpoint_dir,
-        device=device,
-        log=log,
-        threads=threads,
-        checkpoint_s=checkpoint_s,
-    )
+    (outcome,) = train_seeds([job], **options)
     if isinstance(outcome, CandidateFailed):
         raise outcome
     return outcome
