@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from nas.cli.lazy import LazyGroup, missing_package
-from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, is_out_of_memory
 from nas.core.logs import visible, without_passwords
 
 DEBUG = "NAS_DEBUG"
@@ -88,9 +88,9 @@ def main() -> None:
         text = "stored data cannot be read, because it is damaged or of another version: "
         _fail(InvalidInput(text + " ".join(str(error).split())[:500]), InvalidInput.exit_code)
     except (MemoryError, RuntimeError) as error:
-        of_gpu = type(error).__name__ == "OutOfMemoryError"  # of torch, whose error for a CPU has no class
-        if of_gpu or isinstance(error, MemoryError) or "allocate memory" in str(error):
-            first, where = str(error).partition("\n")[0], "the GPU" if of_gpu else "this machine"
+        if is_out_of_memory(error):
+            where = "the GPU" if type(error).__name__ == "OutOfMemoryError" else "this machine"
+            first = str(error).partition("\n")[0]
             text = f"{where} has too little memory: {first} Settings of batches lower it."
             _fail(InfrastructureFailed(text), InfrastructureFailed.exit_code)
         elif not str(error).startswith("Symlink loop"):  # of pathlib before Python 3.13, for a link to itself

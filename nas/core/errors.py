@@ -101,6 +101,13 @@ class PluginConflict(NasError):
         super().__init__(f"{message}: update or uninstall one of them")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether memory did not suffice; torch, which raises a plain RuntimeError on a CPU, is not imported."""
+    return (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
+    )
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Returns `"; did you mean 'x'?"` where one choice is close, else the list of valid names, else nothing."""
     names = list(choices)

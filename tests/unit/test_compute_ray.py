@@ -131,6 +131,15 @@ def test_shared_memory_that_cannot_be_written_is_named(monkeypatch: pytest.Monke
         RayCompute(2)
 
 
+@pytest.mark.parametrize("problem", [MemoryError("no room"), RuntimeError("can't allocate memory: no room")])
+def test_a_worker_without_memory_is_no_bug(problem: Exception, tmp_path: Path) -> None:
+    @worker.under_host_lock
+    def work(spec: worker.Spec, share: worker.Share) -> None:
+        raise problem
+
+    assert work({"lock": str(tmp_path)})["infrastructure"] == f"too little memory: {problem}"
+
+
 class Host:
     """A machine with a home and a cache of its own."""
 

@@ -15,7 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, Unsupported
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, Unsupported, is_out_of_memory
 from nas.core.layout import Layout
 from nas.measure.devices.host_lock import HostLock, SharedHold
 
@@ -57,6 +57,10 @@ def under_host_lock(function: Callable[[Spec, Share], dict[str, Any] | None]) ->
             outcome = failure(error)
         except (InfrastructureFailed, InvalidInput, OSError) as error:
             outcome = {"infrastructure": str(error)}
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            outcome = {"infrastructure": f"too little memory: {error}"}
         seconds = time.perf_counter() - wall - waited
         return outcome | {"seconds": seconds, "waited_s": waited, "cpu_seconds": time.process_time() - cpu}
 

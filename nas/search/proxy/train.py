@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.canonical import content_hash
-from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.errors import CandidateFailed, InfrastructureFailed, is_out_of_memory
 from nas.core.progress import Log
 from nas.core.task import IGNORE, Exhibit, MediaTask, RetrievalTask, SpectraTask, make_task
 from nas.measure.runtimes import RUNTIMES
@@ -372,10 +372,10 @@ def _rounded_scores(job: TrainJob, weights: Checkpoint, data: Data, worker: Work
 
 @contextmanager
 def _memory_errors(job: TrainJob) -> Iterator[None]:
-    """Converts failed allocations into `CandidateFailed`; on a CPU, torch raises a plain RuntimeError for them."""
+    """Converts failed allocations into `CandidateFailed`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise CandidateFailed("out_of_memory", f"training {job.key[:12]}: {error}") from error
