@@ -127,9 +127,9 @@ class ScriptedJobs:
 
 
 def archived_lines(folder: Path) -> list[dict[str, Any]]:
-    """Runs a study of eight trials in `folder`, and returns the lines of its archive."""
+    """Runs a study of five trials in `folder`, and returns the lines of its archive."""
     bed = bed_of(folder)
-    assert bed.run(trials=8) is StudyState.COMPLETE
+    assert bed.run(trials=5) is StudyState.COMPLETE
     with (folder / "study.jsonl.gz").open("wb") as file:
         export_study(bed.store, studies.get(bed.store, "study").id, file)
     bed.store.close()

@@ -17,6 +17,12 @@ LAYOUT = "d256 v512 ffn=swiglu:512 [C3 A4/2]"
 SHORT = ("-p", "16", "-n", "8", "--reps", "2")
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks more often than usual whether the server is ready, has ended or has counted."""
+    monkeypatch.setattr("nas.measure.protocol.vllm._POLL_S", 0.02)
+
+
 def ask(behaviour: Behaviour, *args: str) -> Outcome:
     with stand_in(behaviour) as (url, _):
         return nas("vllm", url, *SHORT, *args)
