@@ -56,7 +56,7 @@ _SPACE: Mapping[str, Any] = {
 def whole_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
     """Yields what whole studies claim: of layouts that all equal the reference, and of ones that truly differ."""
     claims, off, covered = [], [], []
-    for _ in range(max(3, studies // 40)):
+    for _ in range(max(2, studies // 40)):
         claims.append(of(_study(rng, alike=True)[0]).better > 0)
         said, true = _study(rng, alike=False)
         changes = [row for row in of(said).gains if row.objective == "latency" and row.change is not None]

@@ -45,7 +45,8 @@ class TestFakeRuntime(RuntimeContract):
 def test_faults_are_told_apart(tmp_path: Path, fault: Fault, reason: str) -> None:
     runtime = FakeRuntime(tmp_path, faults={SMALL.id: fault})
     artifact = runtime.export(SMALL, "q4_0", RandomWeights(), tmp_path / "model")
-    plan = runtime.plan(artifact, runtime.runner("x86_64-linux"), Workload(prompt=16, gen=4), deadline_s=2)
+    deadline_s = 0.5 if fault == "hang" else 60
+    plan = runtime.plan(artifact, runtime.runner("x86_64-linux"), Workload(prompt=16, gen=4), deadline_s=deadline_s)
     with pytest.raises(CandidateFailed) as failure:
         runtime.parse(run_plan(plan, runtime.runner_folder(plan.runner), {"model": tmp_path / "model"}))
     assert failure.value.reason == reason

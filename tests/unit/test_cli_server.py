@@ -281,7 +281,10 @@ class Played(ScriptedProcess):
         return super().start(folder, *args, **more)  # type: ignore[arg-type]
 
 
-def test_a_launch_is_submitted_followed_and_reported(lab: Lab, server: str, tmp_path: Path) -> None:
+def test_a_launch_is_submitted_followed_and_reported(
+    lab: Lab, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nas.serve.api.submissions._POLL_S", 0.05)
     played = Played(lab.store, StudyState.COMPLETE)
     lab.submitted._process = played
     (tmp_path / "mine.yaml").write_text(space_text())

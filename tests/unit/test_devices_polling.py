@@ -83,7 +83,8 @@ def test_an_agent_that_ends_deregisters_without_waiting(host: Host) -> None:
     assert host.coordinator.serving() == []
 
 
-def test_it_ends_though_the_coordinator_is_gone(host: Host) -> None:
+def test_it_ends_though_the_coordinator_is_gone(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_ANSWER_S", 0.2)
     both_ask(host)
     host.coordinator.handle = refuse  # type: ignore[method-assign]
     agent, thread = host.running[-1]
