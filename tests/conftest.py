@@ -65,7 +65,6 @@ LONGEST = (
     "test_web_attacks",
     "test_dashboard_fuzz",
     "test_posttrain_prefer",
-    "test_tools_for_tests",
     "test_benchmark_adapt_bits",
     # Those of tests/integration.
     "test_llama_cpp_patched",
@@ -147,7 +146,7 @@ def reason_to_leave_out(item: pytest.Item, absent: Iterable[str]) -> str:
 def pytest_collection() -> Generator[None, object, object]:
     """Keeps the garbage collector from walking through the imported modules again and again: a tenth of the time.
 
-    Afterwards it looks at what is new less often than by default, for a further twentieth.
+    Afterwards it looks at what is new less often than by default: a further fortieth.
     """
     gc.disable()
     try:
