@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gguf import GGUFReader
 from safetensors.torch import load_file
 from test_adapt_checkpoints import FAMILIES, save_theirs
 from tokenizer_lab import FORMS, write_model_tokenizer
-from upstream_converter import convert, unpack_converter
+from upstream_converter import Converter
 
 from nas.core.canonical import sha256_of
 from nas.measure.runtimes.base import Checkpoint
@@ -140,9 +141,10 @@ MORE = {
 """Keys that only one of the two writes, and why that changes nothing."""
 
 
-@pytest.fixture(scope="session")
-def converter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack_converter(tmp_path_factory.mktemp("converter"))
+@pytest.fixture(scope="module")
+def converter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Converter]:
+    with Converter(tmp_path_factory.mktemp("converter")) as running:
+        yield running
 
 
 def model_with_tokenizer(folder: Path, name: str) -> Path:
@@ -168,9 +170,9 @@ def model_with_tokenizer(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", mostly_exhaustive(TYPES, *READ))
-def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_is_its_folder(name: str, converter: Converter, tmp_path: Path) -> None:
     folder = model_with_tokenizer(tmp_path / "in", name)
-    convert(converter, folder, tmp_path / "theirs.gguf", pre="qwen2")
+    converter.convert(folder, tmp_path / "theirs.gguf", pre="qwen2")
     ours = import_model(folder, tmp_path / "folder.safetensors")
     read = import_model(tmp_path / "theirs.gguf", tmp_path / "gguf.safetensors")
     assert read.layout == ours.layout
@@ -186,9 +188,9 @@ def test_a_gguf_file_is_its_folder(name: str, converter: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", mostly_exhaustive(WRITTEN, *COMPARED))
-def test_our_files_equal_those_of_the_converter(name: str, converter: Path, tmp_path: Path) -> None:
+def test_our_files_equal_those_of_the_converter(name: str, converter: Converter, tmp_path: Path) -> None:
     folder = model_with_tokenizer(tmp_path / "in", name)
-    convert(converter, folder, tmp_path / "theirs.gguf", pre="qwen2")
+    converter.convert(folder, tmp_path / "theirs.gguf", pre="qwen2")
     weights, found = tmp_path / "w.safetensors", found_tokenizer(folder)
     layout = import_model(folder, weights).layout
     vocabulary = found.tokenizer.vocabulary(layout.vocab)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from upstream_converter import convert, unpack_converter
+from upstream_converter import Converter
 from vision_lab import FRAMES, SHAPE, write_image, write_model
 
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
@@ -106,9 +106,9 @@ def test_the_files_are_those_of_the_converter(kind: str, tmp_path: Path) -> None
     ours, theirs = (tmp_path / f"{name}.gguf" for name in ("ours", "theirs"))
     write_gguf_model(tmp_path / "model", VISION, kind, ours, tmp_path / "mmproj-ours.gguf", "seeing")
     _as_published(tmp_path / "model")
-    converter = unpack_converter(tmp_path / "converter")
-    convert(converter, tmp_path / "model", theirs, kind, pre="qwen2")
-    convert(converter, tmp_path / "model", tmp_path / "mmproj-theirs.gguf", kind, mmproj=True)
+    with Converter(tmp_path / "converter") as converter:
+        converter.convert(tmp_path / "model", theirs, kind, pre="qwen2")
+        converter.convert(tmp_path / "model", tmp_path / "mmproj-theirs.gguf", kind, mmproj=True)
     for name in ("{}.gguf", "mmproj-{}.gguf"):
         mine, other = (GgufFile.read(tmp_path / name.format(one)) for one in ("ours", "theirs"))
         _check_equal(mine, other, set(), keys=name.startswith("mmproj"))
@@ -139,7 +139,8 @@ def test_files_of_sound_are_those_of_the_converter(kind: str, tmp_path: Path) ->
     ours, theirs = (tmp_path / f"mmproj-{name}.gguf" for name in ("ours", "theirs"))
     write_projector(whole, ours, "hearing", half=kind != "f32")
     _as_lfm2_audio(tmp_path / "model", whole)
-    convert(unpack_converter(tmp_path / "converter"), tmp_path / "model", theirs, kind, mmproj=True)
+    with Converter(tmp_path / "converter") as converter:
+        converter.convert(tmp_path / "model", theirs, kind, mmproj=True)
     _check_equal(GgufFile.read(ours), GgufFile.read(theirs), {"a.position_embd.weight"})
 
 

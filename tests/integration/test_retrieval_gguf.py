@@ -13,7 +13,7 @@ import pytest
 from cli_runner import nas
 from retrieval_lab import LAYOUT, texts, write_lines, write_model
 from safetensors.torch import load_file, save_file
-from upstream_converter import convert, unpack_converter
+from upstream_converter import Converter
 
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
@@ -90,7 +90,8 @@ def test_the_file_is_that_of_the_converter(tmp_path: Path, llama_build: Build) -
     config, weights = tmp_path / "model" / "config.json", tmp_path / "model" / "model.safetensors"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["Lfm2Model"]}))
     save_file({name.removeprefix("model."): tensor for name, tensor in load_file(weights).items()}, weights)
-    convert(unpack_converter(tmp_path / "converter"), tmp_path / "model", tmp_path / "theirs.gguf", pre="qwen2")
+    with Converter(tmp_path / "converter") as converter:
+        converter.convert(tmp_path / "model", tmp_path / "theirs.gguf", pre="qwen2")
     ours, theirs = GgufFile.read(tmp_path / "ours.gguf"), GgufFile.read(tmp_path / "theirs.gguf")
     assert ours.tensors.keys() == theirs.tensors.keys()
     for name in ours.tensors:
