@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from nas.core.workload import Workload
+from tests.support.forked_binding import forked_binding
 from tests.support.postgres import CARELESS, Server, server
 
 
@@ -37,6 +38,16 @@ def short_reference_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for runtime in (ExecuTorch, LlamaCpp):
             patch.setattr(runtime, "reference_workload", lambda self: Workload(prompt=64, gen=32))
+        yield
+
+
+@pytest.fixture(scope="module")
+def fast_binding() -> Iterator[None]:
+    """Forks the processes of llama.cpp's binding.
+
+    test_llama_cpp_text.py and test_llama_cpp_types.py start them as the product does.
+    """
+    with forked_binding():
         yield
 
 

@@ -16,6 +16,8 @@ from nas.measure.runtimes.llama_cpp.stock_model import write_stock_model
 from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.train.compare.published import Decoder
 
+pytestmark = pytest.mark.usefixtures("fast_binding")
+
 
 def run(build: Build, path: Path, flash_attn: bool) -> None:
     argv = [build.executable, "--model", path, "--prompt", "96", "--gen", "4", "--flash", str(int(flash_attn))]

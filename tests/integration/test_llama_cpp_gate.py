@@ -25,6 +25,8 @@ from nas.testing.gate_contract import GateContract
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import MOE_FAULTS, PLANTED_MOE, PLANTS, Fault, checkpoint
 
+pytestmark = pytest.mark.usefixtures("fast_binding")
+
 STOCK_PLANTS = [
     (layout, faults)
     for layout, faults in PLANTS

@@ -45,7 +45,7 @@ from nas.testing.run_plan import run_plan
 from tests.support.short_training import STOCK as BYTE_LEVEL
 from tests.support.short_training import learned_checkpoint
 
-pytestmark = pytest.mark.timeout(1800)  # the first test compiles
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.usefixtures("fast_binding")]  # the first test compiles
 
 ALONE = {
     "convolutions": "d256 v512 ffn=swiglu:512 [C3 C5*2]",

@@ -28,7 +28,7 @@ from nas.train.adapt.made_types import MadeTypes, trim
 from nas.train.release.files import write_files
 from nas.train.release.options import FileOptions
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "fast_binding")
 
 LAYOUTS = {
     "llama": "d96 v640 ffn=swiglu:256 [A3/1(qk_norm=0)*2]",

@@ -31,7 +31,7 @@ from nas.train.release.huggingface import LazyTensors, open_weights
 from nas.train.release.options import FileOptions
 
 VOCAB, TOKENS = 640, 24
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "fast_binding")
 
 PROMPT = [1, 300, 41, 77, 512, 90, 300, 41]
 LAYOUTS = {
@@ -112,12 +112,12 @@ def released(layout: Layout, trained: Checkpoint) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def members(llama_build: Build, patched_build: Build, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     """A member of every layout; one process of transformers loads them all."""
-    written = []
+    written, tokenizer = [], tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    train_tokenizer([], VOCAB, tokenizer, print)
+    options = FileOptions(tokenizer=tokenizer, gguf=tuple(map(str.lower, QUANTISATIONS)))
     for text in LAYOUTS.values():
         layout, own = Layout.parse(text), tmp_path_factory.mktemp("member")
         trained = checkpoint(layout, own / "weights")
-        train_tokenizer([], layout.vocab, own / "tokenizer.json", print)
-        options = FileOptions(tokenizer=own / "tokenizer.json", gguf=tuple(map(str.lower, QUANTISATIONS)))
         record = write_files(own / "tiny", layout, trained, options, print)
         model = Model(layout, seed=None).eval()
         model.load_state_dict(released(layout, trained))

@@ -20,7 +20,7 @@ from nas.measure.runtimes.llama_cpp.variants import Build
 from nas.train.release.model_tokenizer import read_model_tokenizer
 from tests.support.short_training import learned_checkpoint
 
-pytestmark = pytest.mark.usefixtures("short_reference_runs", "one_thread")
+pytestmark = pytest.mark.usefixtures("short_reference_runs", "one_thread", "fast_binding")
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/tutorial/model-file.md").read_text(encoding="utf-8")
 PUBLISHED = "d576 v49152 ffn=swiglu:1536 [A9/3(qk_norm=0,rope_theta=100000)*30]"
