@@ -34,7 +34,7 @@ QUALITY = SPACE["quality"] | {
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     lab = Lab(tmp_path / "lab")
-    lab.space(quality=QUALITY)
+    lab.space(quality=QUALITY, protocol=SPACE["protocol"] | {"remeasure": None})
     return lab
 
 
