@@ -2,13 +2,14 @@
 
 A loss is time / time of the target's own best - 1. Intervals are bootstraps over the noise of measurements: deviations
 from a layout's mean over rounds, drawn from all layouts of the target, are added to the means of the chosen ones. The
-choice itself is not drawn again: a target's best is the fastest of all as measured, so losses are a little too large;
-how much, a target that was measured twice shows.
+choice itself is not drawn again. A target's best is the fastest of all as measured, so losses are too large, by what
+`Choice.flattery` says; the loss of a compromise is the least as measured, so it may be too small.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,8 @@ class Choice:
         compromise: `worst` and `geomean` -> the layout whose worst, or mean, loss is least.
         compromise_losses: of these on each target.
         published: losses of the study's first layout on each target; empty where it was not measured.
+        flattery: [T] share by which each target's best seems faster than it is, as noise chose it, too: in draws, where
+            the measured means are the truth. These differ more than true ones, so it is rather too small.
     """
 
     best: list[int]
@@ -52,6 +55,7 @@ class Choice:
     compromise: dict[str, int]
     compromise_losses: dict[str, list[Interval]]
     published: list[Interval]
+    flattery: list[float]
 
 
 def choose(times: Times, allowed: Sequence[int]) -> Choice:
@@ -70,12 +74,15 @@ def choose(times: Times, allowed: Sequence[int]) -> Choice:
         "worst": min(allowed, key=lambda layout: away[layout].max()),
         "geomean": min(allowed, key=lambda layout: away[layout].mean()),
     }
+    chosen = np.array(allowed)[drawn[:, allowed].argmin(axis=1)]  # [DRAWS, T] layouts
+    gains = means[chosen, targets] - np.take_along_axis(drawn, chosen[:, None], axis=1)[:, 0]
     return Choice(
         best=best,
         losses=[[loss(best[own], target) for target in targets] for own in targets],
         compromise=compromise,
         compromise_losses={name: [loss(layout, target) for target in targets] for name, layout in compromise.items()},
         published=[loss(times.places.index(0), target) for target in targets] if 0 in times.places else [],
+        flattery=np.expm1(gains.mean(axis=0)).tolist(),
     )
 
 
@@ -119,24 +126,27 @@ class KindCosts:
             if surely[a, b].any() and never[a, b].any()
         ]
 
+    def flips_by_chance(self) -> float:
+        """Returns how many pairs `flips` has in the mean where all kinds cost the same, and targets are independent."""
+        targets, error = self.costs.shape[1], 1 - _SURE
+        return math.comb(len(KINDS), 2) * (1 - 2 * (1 - error) ** targets + (1 - 2 * error) ** targets)
+
 
 def kind_costs(times: Times) -> KindCosts:
     """Fits each target's times as sums over layers, by least squares on relative errors.
 
-    Parts: a constant; layers of each mixer; and millions of weights of feed-forwards with experts.
+    Parts: a constant; layers of each mixer; and millions of weights of feed-forwards with experts. Layouts are drawn
+    again for the intervals, each with its noise and with what a sum misses of it, as nothing else tells the errors of
+    sums. Draws lie as much nearer to the fit as residuals do, sqrt((L - P) / L) of P parts, and are moved away again.
     """
-    layouts, means, drawn = times.layouts, times.means, times.draws(_FITS)
+    layouts, means = times.layouts, times.means
     parts = np.array([_parts(layout) for layout in layouts])
-    rng = np.random.default_rng(_SEED)
+    picks = np.random.default_rng(_SEED).integers(len(layouts), size=(_FITS, len(layouts)))
     mixers, targets = slice(1, 1 + len(KINDS)), range(means.shape[1])
     mean = np.exp(means.mean(axis=0))
     fits = np.array([_fit(parts, means[:, target]) for target in targets])
-    again = np.empty((_FITS, len(targets), len(KINDS)))
-    for number, draw in enumerate(drawn):
-        # Layouts are drawn again as well: sums fit them with errors of their own, larger than the noise of times.
-        pick = rng.integers(len(layouts), size=len(layouts))
-        for target in targets:
-            again[number, target] = _fit(parts[pick], draw[pick, target])[mixers]
+    again = np.array([[_fit(parts[pick], means[pick, target]) for target in targets] for pick in picks])
+    again = (fits + (again - fits) * math.sqrt(len(layouts) / (len(layouts) - parts.shape[1])))[..., mixers]
     low, high = np.quantile(again, [0.025, 0.975], axis=0)
     return KindCosts(
         costs=(fits[:, mixers] / mean[:, None]).T,

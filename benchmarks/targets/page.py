@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -105,9 +104,7 @@ def _losses(study: Table) -> Iterator[str]:
 
 def _once(study: Table, times: Times) -> Times:
     """Returns the times without targets that repeat another one."""
-    keep = [place for place, target in enumerate(study.targets) if not target.repeats]
-    pools = [times.pools[place] for place in keep]
-    return replace(times, means=times.means[:, keep], counts=times.counts[:, keep], pools=pools)
+    return times.of([place for place, target in enumerate(study.targets) if not target.repeats])
 
 
 def _loss_table(study: Table, times: Times, choice: Choice) -> Iterator[str]:
@@ -120,6 +117,7 @@ def _loss_table(study: Table, times: Times, choice: Choice) -> Iterator[str]:
         rows.append([f"compromise, `{rule}`", *map(str, losses), _worst(losses)])
     if choice.published:
         rows.append(["LFM2's pattern", *map(str, choice.published), _worst(choice.published)])
+    rows.append(["its best seems faster by", *(f"{share:.1%}" for share in choice.flattery), ""])
     yield table(("layout", *(f"on {name}" for name in names), "worst"), rows)
     best: dict[int, list[str]] = {}
     for place, layout in enumerate(choice.best):
@@ -147,10 +145,10 @@ def _kinds(study: Table) -> Iterator[str]:
         yield table(("a layer of", *names), rows)
         flips = costs.flips()
         if not flips:
-            yield "No two kinds change their order for sure (in 97.5 % of draws on both sides).\n"
+            yield "No two kinds change their order for sure (in 97.5 % of draws on both sides)."
         for a, b, here, there in flips:
             yield f"- {KINDS[a]} costs more than {KINDS[b]} on {names[here]}, and less on {names[there]}"
-        yield ""
+        yield f"\nIf all kinds cost the same, about {costs.flips_by_chance():.1f} pairs would be listed.\n"
 
 
 def _cost(costs: figures.KindCosts, kind: int, target: int) -> str:

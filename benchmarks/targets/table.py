@@ -10,7 +10,7 @@ import gzip
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,11 @@ class Times:
         """[L, T] standard deviations of the means."""
         deviations: Array = self.noise / np.sqrt(self.counts)
         return deviations
+
+    def of(self, targets: Sequence[int]) -> Times:
+        """Returns the times on some targets alone."""
+        pools = [self.pools[target] for target in targets]
+        return replace(self, means=self.means[:, targets], counts=self.counts[:, targets], pools=pools)
 
     def draws(self, count: int, seed: int = 0) -> Array:
         """Returns [count, L, T] means as they might have been, with deviations drawn from the pools."""

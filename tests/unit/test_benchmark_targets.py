@@ -80,6 +80,32 @@ def test_costs_of_kinds_are_found_again() -> None:
     assert costs.dearer[gqa, conv].min() == 1.0
 
 
+def test_costs_of_kinds_differ_between_tables_as_their_intervals_say() -> None:
+    rng, drawn, tables = np.random.default_rng(0), layouts.draw(64), 20
+    logs = np.log(60) + 0.1 * rng.standard_normal((64, tables))
+    noise = [0.1 * rng.standard_normal(200)] * tables
+    costs = figures.kind_costs(table.Times(drawn, list(range(64)), logs, np.ones((64, tables)), noise))
+    stated = (costs.high - costs.low).mean(axis=1) / 2 / 1.96
+    assert (stated / costs.costs.std(axis=1)).mean() == pytest.approx(1, abs=0.2)
+
+
+def test_flips_by_chance_are_counted() -> None:
+    rng, shape, flips = np.random.default_rng(0), (6, 7), []
+    costs = figures.KindCosts(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros((6, 6, 7)), np.zeros(7))
+    for _ in range(600):
+        flips.append(len(replace(costs, dearer=rng.random((6, 6, 7))).flips()))
+    assert np.mean(flips) == pytest.approx(costs.flips_by_chance(), abs=0.1)
+    assert costs.flips_by_chance() == pytest.approx(0.35, abs=0.01)
+
+
+def test_the_best_of_many_equal_layouts_seems_faster_than_it_is() -> None:
+    rng = np.random.default_rng(0)
+    pools = [0.05 * rng.standard_normal(400), np.zeros(400)]
+    equal = table.Times(layouts.draw(20), list(range(20)), np.zeros((20, 2)), np.ones((20, 2)), pools)
+    # The expected least of 20 normal values is 1.87 deviations below their mean.
+    assert figures.choose(equal, range(20)).flattery == pytest.approx([np.expm1(1.87 * 0.05), 0.0], abs=0.01)
+
+
 def test_one_round_has_the_noise_that_two_equal_targets_show() -> None:
     rng = np.random.default_rng(0)
     true = rng.standard_normal((1, 60, 1))
