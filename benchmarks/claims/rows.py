@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Literal
 
-from nas.core.stats import Z95
+from nas.core.stats import mean_interval, share_interval
 
 SLACK = 0.03
 """How far a stated chance may be off."""
@@ -24,7 +23,8 @@ class Row:
         where: the simulated studies.
         nominal: what is stated.
         held: what was so.
-        error: half width of the 95 % interval of `held`, that of the number of simulated studies.
+        low: lower end of the 95 % interval of `held`, that of the number of simulated studies.
+        high: its upper end.
         count: statements.
         relation: of `held` to `nominal`.
         slack: how far `held` may be off.
@@ -35,7 +35,8 @@ class Row:
     where: str
     nominal: float
     held: float
-    error: float
+    low: float
+    high: float
     count: int
     relation: Relation = "is"
     slack: float = SLACK
@@ -44,8 +45,9 @@ class Row:
     @property
     def right(self) -> bool:
         """Whether `held` is where it is stated to be, as far as the number of studies tells."""
-        off, most = self.held - self.nominal, self.slack + self.error
-        return (self.relation == "at least" or off <= most) and (self.relation == "at most" or off >= -most)
+        not_above = self.relation == "at least" or self.low - self.slack <= self.nominal
+        not_below = self.relation == "at most" or self.nominal <= self.high + self.slack
+        return not_above and not_below
 
     def cells(self) -> dict[str, str]:
         """Returns the row of the page."""
@@ -58,28 +60,24 @@ class Row:
             "statistic": self.name,
             "studies": self.where,
             "stated": stated,
-            "held": f"{shown(self.held)} ± {shown(self.error)}",
+            "held": f"{shown(self.held)} ({shown(self.low).removesuffix(' %')} to {shown(self.high)})",
             "statements": f"{self.count:,}",
             "": "" if self.right else "**off**",
         }
 
 
 def share(name: str, where: str, nominal: float, hits: Sequence[bool], relation: Relation = "is") -> Row:
-    """Returns the row of a share, with the half width of Wilson's interval."""
-    count, weight = len(hits), Z95**2 / max(1, len(hits))
-    held = sum(map(bool, hits)) / max(1, count)
-    half = Z95 * math.sqrt(held * (1 - held) / max(1, count) + weight / (4 * max(1, count))) / (1 + weight)
-    return Row(name, where, nominal, held, half, count, relation)
+    """Returns the row of a share, with Wilson's interval."""
+    low, high = share_interval(sum(map(bool, hits)), len(hits))
+    return Row(name, where, nominal, fmean(hits), low, high, len(hits), relation)
 
 
 def mean(
-    name: str, where: str, nominal: float, values: Iterable[float], slack: float = SLACK, unit: Literal["%", "x"] = "%",
-    relation: Relation = "is",
-) -> Row:  # fmt: skip
-    """Returns the row of a mean over studies, with the 95 % interval of that."""
-    known = list(values)
-    error = Z95 * stdev(known) / math.sqrt(len(known)) if len(known) > 1 else math.inf
-    return Row(name, where, nominal, fmean(known), error, len(known), relation, slack, unit)
+    name: str, where: str, nominal: float, values: Sequence[float], slack: float = SLACK, unit: Literal["%", "x"] = "%"
+) -> Row:
+    """Returns the row of a mean over studies, with Student's interval."""
+    value, half = mean_interval(values)
+    return Row(name, where, nominal, value, value - half, value + half, len(values), "is", slack, unit)
 
 
 def calibration(

@@ -25,7 +25,7 @@ from nas.core import paths
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.metrics import recorded
-from nas.core.stats import Z95
+from nas.core.stats import Z95, share_interval
 
 FAMILY = "family.json"
 FILES = "files.json"
@@ -192,10 +192,7 @@ class TaskScore(FamilyRecord):
     @staticmethod
     def of(exact: int, questions: int, lost: int | None = None, gained: int | None = None) -> TaskScore:
         """Returns the counts with their interval."""
-        share, weight = exact / questions, Z95**2 / questions
-        middle = (share + weight / 2) / (1 + weight)
-        half = Z95 * math.sqrt(share * (1 - share) / questions + weight / (4 * questions)) / (1 + weight)
-        ci95 = max(0.0, middle - half), min(1.0, middle + half)
+        ci95 = share_interval(exact, questions)
         return TaskScore(exact=exact, questions=questions, ci95=ci95, lost=lost, gained=gained)
 
     @property

@@ -23,6 +23,7 @@ __all__ = [
     "mean_interval",
     "quantile",
     "repetition_figure",
+    "share_interval",
     "sum_log_sd",
     "t_critical",
 ]
@@ -76,6 +77,19 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return fmean(values), math.inf
     return fmean(values), t_critical(0.95, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+
+
+def share_interval(hits: int, count: int) -> tuple[float, float]:
+    """Returns the 95 % interval of a share (Wilson 1927), whose middle is nearer to a half than the share is.
+
+    Args:
+        hits: of `count`.
+        count: at least 1.
+    """
+    share, weight = hits / count, Z95**2 / count
+    middle = (share + weight / 2) / (1 + weight)
+    half = Z95 * math.sqrt(share * (1 - share) / count + weight / (4 * count)) / (1 + weight)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def floor(values: Sequence[float]) -> float:

@@ -66,6 +66,13 @@ def test_a_row_is_off_where_the_number_of_studies_tells() -> None:
     assert not share("x", "", 0.05, [True] * 40 + [False] * 60, "at most").right
 
 
+def test_the_interval_of_a_share_has_ends_between_0_and_1() -> None:
+    row = share("x", "", 0.76, [True] * 23 + [False] * 2)
+    assert row.cells()["held"] == "92.0 % (75.0 to 97.8 %)"
+    assert row.right
+    assert share("x", "", 0.0, [False] * 1000, "at most").cells()["held"] == "0.0 % (0.0 to 0.4 %)"
+
+
 def test_chances_are_compared_with_how_often_they_come_true() -> None:
     stated = np.random.default_rng(0).random(4000)
     so = np.random.default_rng(1).random(4000) < stated

@@ -74,3 +74,9 @@ def test_no_correlation_makes_a_sum_noisier_than_is_stated() -> None:
 def test_numbers_that_no_repetition_can_have_are_no_figure(values: list[float]) -> None:
     figure = stats.repetition_figure(values, "MB")
     assert figure.value is None and figure.reason and figure.n == len(values)
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    for hits, count in ((0, 10), (3, 10), (23, 25), (25, 25)):
+        theirs = scipy_stats.binomtest(hits, count).proportion_ci(method="wilson")
+        assert stats.share_interval(hits, count) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
