@@ -50,11 +50,11 @@ class ModelError(_Frozen):
     start: str | None = None
     """Where it started from, such as 'laptop/llama.cpp' or 'laptop/llama.cpp of study first'; None: from nothing."""
     mape: float | None = None
-    """Mean of |forecast / measured - 1|."""
+    """Mean of |forecast / measured - 1|; of two models the smaller one."""
     worst: float | None = None
     """The greatest of these."""
     inside: float | None = None
-    """Share of measured figures inside their forecast's 95 % interval."""
+    """Share of measured figures inside their forecast's 95 % interval, which was widened until 95 % of them were."""
     correlation: RankCorrelation | None = None
     reason: str | None = None
     """Why there is no model."""
