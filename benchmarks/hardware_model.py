@@ -7,13 +7,14 @@ Each split draws half of the layouts to learn from; errors are of the other half
 `moved`: the same with one thread, moved to two threads by the two-thread figures of five of its layouts; `few`: a model
 of these five alone; `shift`: the one-thread model times the median ratio of the five. MAPE is the mean of |forecast /
 measured - 1|, Spearman's rho the rank correlation with what was measured; mean and standard deviation over splits.
-`noise` is what remains for a perfect model: the MAPE of one round against the median of the others. A figure is the
-median over rounds of time / reference run's time x the median of all reference runs; memory is taken as it is.
+`noise` is what remains for a perfect model, whose error is the noise of the medians that it is judged by. A figure is
+the median over rounds of time / reference run's time x the median of all reference runs; memory is taken as it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ from nas.search.spaces import load_space
 
 FIGURES = {"ttft_ms": "ms", "decode_p50_ms": "ms", "decode_p95_ms": "ms", "peak_rss_mb": "MB"}
 FEW = 5
+_MEDIAN_OF_3 = 0.6698
+"""Standard deviation of the median of three normal values, in those of one."""
 Array = NDArray[np.float64]
 
 
@@ -74,8 +77,9 @@ def _judge(
     costs = Costs(WORKLOAD, [block.kind for block in space.mixers + space.ffn], FIGURES[figure])
 
     def sample(threads: int, which: Sequence[int]) -> Measured:
-        logs = np.array([samples[threads][index] for index in which])
-        return Measured([layouts[index] for index in which], np.log(np.median(logs, axis=1)), _noise(logs))
+        rounds = np.array([samples[threads][index] for index in which])
+        logs = np.log(np.median(rounds, axis=1))
+        return Measured([layouts[index] for index in which], logs, np.full(len(rounds), noise_of(rounds)))
 
     ways: dict[str, list[tuple[float, float]]] = {}
     for split in range(splits):
@@ -93,7 +97,10 @@ def _judge(
         for name, (threads, forecast) in models.items():
             truth = sample(threads, unseen)
             ways.setdefault(name, []).append(_errors(forecast(truth.layouts), truth.logs))
-    noise = {str(threads): _noise_mape(list(samples[threads].values())) for threads in samples}
+    noise = {
+        str(threads): math.sqrt(2 / math.pi) * noise_of(np.array([*by_layout.values()]))
+        for threads, by_layout in samples.items()
+    }
     return {"noise": noise} | {name: _summary(errors) for name, errors in ways.items()}
 
 
@@ -122,26 +129,22 @@ def _summary(errors: Sequence[tuple[float, float]]) -> dict[str, Any]:
 def _figures(rows: Sequence[Row], figure: str) -> dict[int, list[float]]:
     """Returns layout -> one value per round; times are relative to the reference run, times its median."""
     calm = statistics.median(row.reference_ms for row in rows)
-    errors: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for row in rows:
         scale = calm / row.reference_ms if FIGURES[figure] == "ms" else 1.0
-        errors.setdefault(row.layout, []).append(getattr(row, figure) * scale)
-    return errors
+        values.setdefault(row.layout, []).append(getattr(row, figure) * scale)
+    return values
 
 
-def _noise(rounds: Array) -> Array:
-    """Returns [L] standard deviations of the logarithm of the median over [L, R] rounds, equal for all layouts."""
-    spread = float(np.sqrt(np.log(rounds).var(axis=1, ddof=1).mean()))
-    return np.full(len(rounds), spread / np.sqrt(rounds.shape[1]))
+def noise_of(rounds: Array) -> float:
+    """Returns the standard deviation of the logarithm of the median of [L, 3] rounds, equal for all L layouts.
 
-
-def _noise_mape(rounds: Sequence[Sequence[float]]) -> float:
-    off = [
-        abs(value / statistics.median([*other[:index], *other[index + 1 :]]) - 1)
-        for other in rounds
-        for index, value in enumerate(other)
-    ]
-    return statistics.fmean(off)
+    The deviation of one round is sqrt(pi) / 2 of the mean difference of two, which an outlier moves less than it moves
+    squares: it hardly moves medians. Noise is taken to be normal.
+    """
+    logs = np.log(rounds)
+    apart = np.abs(logs - np.roll(logs, 1, axis=1))  # the three pairs of rounds
+    return float(math.sqrt(math.pi) / 2 * apart.mean() * _MEDIAN_OF_3)
 
 
 def _shown(result: Mapping[str, Any]) -> dict[str, str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hardware_devices import CHAT, costs, draw, measured
@@ -104,3 +107,10 @@ def test_kinds_that_are_not_told_apart_count_with_the_whole() -> None:
     some, all_ = Costs(CHAT, ["conv"]), costs(unit="")
     assert some.terms(SEEN) == pytest.approx(all_.terms(SEEN))
     assert some.tracks(SEEN).shape[1] < all_.tracks(SEEN).shape[1]
+
+
+def test_the_benchmark_states_the_noise_of_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    benchmark = importlib.import_module("hardware_model")
+    rounds = np.exp(0.08 * np.random.default_rng(0).standard_normal((4000, 3)))
+    assert benchmark.noise_of(rounds) == pytest.approx(np.log(np.median(rounds, axis=1)).std(), rel=0.04)
