@@ -200,6 +200,8 @@ def _taken_for_script(errors: bytes, program: str) -> bool:
 KEPT_KB = 8_000_000
 """Size of the device's cache."""
 
+_FULL = "No space left on device"
+
 _SUPERVISOR = Path(__file__).with_name("supervise.sh")
 _GRACE_S = 10.0
 """After the deadline: up to 2 s for the lock, 1 s of rounding, and the transfer."""
@@ -387,11 +389,24 @@ class ShellTransport:
         path = f"{root}/content/{sha256}"
         self._used.add(sha256)
         if self._shell.call(scripts.VERIFY, path, sha256, timeout_s=LONG_S)[0] != 0:
-            with self._temporary() as temporary:
-                produce(temporary)
-                self._shell.must(scripts.SETTLE, temporary, sha256, path, timeout_s=LONG_S)
-            self._shell.must(scripts.TRIM, root, str(KEPT_KB), *sorted(self._used))
+            try:
+                self._fill(path, sha256, produce)
+            except InfrastructureFailed as error:
+                if _FULL not in str(error):
+                    raise
+                self._trim(0)
+                self._fill(path, sha256, produce)
+            self._trim(KEPT_KB)
         return path
+
+    def _fill(self, path: str, sha256: str, produce: Callable[[str], None]) -> None:
+        with self._temporary() as temporary:
+            produce(temporary)
+            self._shell.must(scripts.SETTLE, temporary, sha256, path, timeout_s=LONG_S)
+
+    def _trim(self, kb: int) -> None:
+        """Removes the least recently used content but `kb`, and nothing that this job has pushed."""
+        self._shell.must(scripts.TRIM, self._prepared().root, str(kb), *sorted(self._used))
 
     def bundle(self, files: Mapping[str, str]) -> str:
         assert all(name == os.path.basename(name) and name not in ("", ".", "..") for name in files), files  # noqa: PTH119

@@ -81,6 +81,28 @@ def test_the_least_recently_used_content_is_removed(
     assert sum(path.stat().st_size for path in content.iterdir()) < 250_000
 
 
+def test_a_full_device_loses_what_the_job_does_not_need(
+    here: ShellTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = tmp_path / "device" / "content"
+
+    def push(name: str) -> None:
+        (tmp_path / name).write_text(name)
+        here.push(tmp_path / name, shell.sha256_of(tmp_path / name))
+
+    for number in range(2):
+        here.claim(Lease("authority", number))
+        push(f"{number}")
+    assert len(list(content.iterdir())) == 3  # with the supervisor
+    full = 'echo "head: write error: No space left on device"; exit 1'
+    receive = f'[ "$(ls {content} | wc -l)" -lt 3 ] || {{ {full}; }}\n{scripts.RECEIVE}'
+    monkeypatch.setattr(scripts, "RECEIVE", receive)
+    push("more")
+    assert len(list(content.iterdir())) == 3
+    with pytest.raises(InfrastructureFailed, match=r"No space left on device \(\d+ MB are free there\)"):
+        push("too much")
+
+
 @pytest.mark.parametrize("authority", ["", ".", "..", "../x", "a/b", "a b", "$(x)", "-", "x" * 65])
 def test_an_authority_has_a_plain_name(authority: str) -> None:
     with pytest.raises(InvalidInput):
