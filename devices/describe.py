@@ -213,7 +213,8 @@ def _os(readings: Readings, android: Mapping[str, str]) -> str:
     name = pretty[1] if pretty else "Linux"
     if version := android.get("ro.build.version.release"):
         name = f"Android {version} ({android.get('ro.build.id', 'unnamed build')})"
-    return f"{name}, kernel {read(readings, '/proc/sys/kernel/osrelease')}"
+    kernel = read_or_empty(readings, "/proc/sys/kernel/osrelease")  # apps of Android may not read it
+    return f"{name}, kernel {kernel}" if kernel else name
 
 
 def _identity(readings: Readings, android: Mapping[str, str], cpu: str) -> str:

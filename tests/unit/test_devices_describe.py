@@ -64,6 +64,11 @@ def test_an_arm_board(tmp_path: Path) -> None:
     assert device.os == "Linux, kernel 6.6.31+rpt-rpi-2712"
 
 
+def test_a_device_that_hides_its_kernel_is_described(tmp_path: Path) -> None:
+    files = {name: text for name, text in ARM.items() if not name.endswith("osrelease")}
+    assert describe(tree(tmp_path, files), "aarch64").os == "Linux"
+
+
 def test_the_id_outlives_a_new_host_name_and_tells_machines_apart(tmp_path: Path) -> None:
     first = describe(tree(tmp_path, X86), "x86_64").id
     assert describe(tree(tmp_path, {"proc/sys/kernel/hostname": "renamed\n"}), "x86_64").id == first
