@@ -283,9 +283,10 @@ class Downloads:
         self._folder = folder
         self._locks = folder.root / "locks"
         self._locks.mkdir(exist_ok=True)
+        self._verified: set[str] = set()
 
     def fetch(self, file: PlanFile) -> Path:
-        """Fetches a file unless it is in the cache; a cached one is not hashed again, which pushing does.
+        """Fetches a file unless it is in the cache, undamaged: one of an earlier process is hashed, once.
 
         Raises:
             InfrastructureFailed: the transfer broke off, the disk failed, or the bytes are wrong.
@@ -300,6 +301,13 @@ class Downloads:
         target = self._folder.path(file.sha256)
         if not target.exists() or target.stat().st_size != file.size:
             return None
+        if file.sha256 not in self._verified:
+            try:
+                self._folder.verify(file.sha256)
+            except InfrastructureFailed as error:
+                log.warning("%s; it is fetched again", error)
+                return None
+            self._verified.add(file.sha256)
         os.utime(target)
         return target
 

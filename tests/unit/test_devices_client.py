@@ -127,6 +127,13 @@ def test_a_file_that_is_there_is_not_fetched_again(
     assert downloads.fetch(FILE).read_bytes() == DATA
 
 
+def test_a_damaged_file_of_an_earlier_agent_is_fetched_again(client: JobClient, folder: ContentFolder) -> None:
+    """Such as after a power failure: a device refuses its bytes, whatever else is tried."""
+    path = Downloads(client, folder).fetch(FILE)
+    path.write_bytes(b"\0" * len(DATA))
+    assert Downloads(client, folder).fetch(FILE).read_bytes() == DATA
+
+
 def test_a_broken_transfer_is_resumed(client: JobClient, coordinator: FakeCoordinator, folder: ContentFolder) -> None:
     coordinator.trouble.append(httpx.Response(200, content=DATA[:1000]))
     downloads = Downloads(client, folder)
