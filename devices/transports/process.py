@@ -24,7 +24,10 @@ GRACE_S = 5.0
 
 _CANCEL_CHECK_S = 0.5
 _CHUNK = 1 << 16
-_CANNOT = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELIBBAD, errno.EISDIR, errno.EINVAL}
+_CANNOT = {
+    *(errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELIBBAD, errno.EISDIR, errno.EINVAL),
+    errno.ENOSYS,
+}
 
 
 @dataclass(slots=True)
@@ -150,8 +153,8 @@ def _read_report(report: bytes, program: str) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(report)
     if "errno" in fields:
         number = fields["errno"]
-        why = "some are offline now" if number == errno.EBUSY else os.strerror(number)
-        message = f"this device cannot run {fields['what']}: {why}"
+        reasons = {errno.EBUSY: "some are offline now", errno.ENOSYS: "Linux 5.3 or newer is needed (pidfd_open)"}
+        message = f"this device cannot run {fields['what'] or program}: {reasons.get(number, os.strerror(number))}"
         raise Unsupported(message) if number in _CANNOT else InfrastructureFailed(message)
     return fields
 

@@ -10,7 +10,7 @@ import pytest
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.measure.devices.transports import TRANSPORTS
+from nas.measure.devices.transports import TRANSPORTS, supervise
 from nas.measure.devices.transports.base import Transport
 from nas.measure.devices.transports.local import LocalTransport
 from nas.testing.transport_contract import TransportContract, run
@@ -38,6 +38,21 @@ def test_affinity_holds(local: LocalTransport) -> None:
 def test_a_processor_that_is_not_there(local: LocalTransport) -> None:
     with pytest.raises(Unsupported, match="cores"):
         run(local, "exit 0", cpu_affinity=[4000])
+
+
+def test_a_kernel_that_cannot_watch_processes_is_named(
+    local: LocalTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "supervise.py"
+    script.write_text(
+        Path(supervise.__file__)
+        .read_text()
+        .replace("os.pidfd_open(child)", "_missing()")
+        .replace("def main()", "def _missing() -> int:\n    raise OSError(errno.ENOSYS, 'pidfd_open')\n\n\ndef main()")
+    )
+    monkeypatch.setattr(supervise, "__file__", str(script))
+    with pytest.raises(Unsupported, match=r"cannot run sh: Linux 5\.3 or newer is needed"):
+        run(local, "exit 0")
 
 
 def test_processor_time_is_counted(local: LocalTransport) -> None:
