@@ -2,7 +2,8 @@
 
 - `adb:SERIAL` through the adb server of this host (`adb start-server`), which owns USB, emulators and wireless
   debugging
-- `adb:HOST:PORT` directly to a device, `adb:usb:SERIAL` directly over USB (`adb_device`)
+- `adb:HOST:PORT` directly to a device, `adb:usb:SERIAL` directly over USB (`adb_device`); where the device wants TLS,
+  through the adb server, if that is connected to HOST:PORT
 
 Commands run by the service `exec:`, which every adbd since Android 5 has: exit code and both streams are in the output
 of `supervise.sh`, so nothing depends on the shell protocol of Android 7. Bytes pass unchanged both ways.
@@ -21,7 +22,7 @@ from typing import Protocol
 
 from nas.core import paths
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.measure.devices.transports.adb_device import AdbConnection, AdbKey, Tcp, over_usb
+from nas.measure.devices.transports.adb_device import AdbConnection, AdbKey, NeedsTls, Tcp, over_usb
 from nas.measure.devices.transports.base import NotTrusted
 from nas.measure.devices.transports.shell import ShellTransport
 from nas.measure.devices.transports.wire import SILENT_S, Stream, open_socket, open_unix_socket
@@ -78,7 +79,15 @@ class AdbWire:
         else:
             self._services = AdbServer(self._where)
             return
-        self._services = AdbConnection(self.name, transport, AdbKey.load(self._keys / "adb"))
+        try:
+            self._services = AdbConnection(self.name, transport, AdbKey.load(self._keys / "adb"))
+        except NeedsTls:
+            server = AdbServer(self._where)  # where `adb connect HOST:PORT` gives a device this serial
+            with contextlib.suppress(InfrastructureFailed):
+                server.open("exec:true").close()
+                self._services = server
+            if self._services is None:
+                raise
 
     def close(self) -> None:
         if self._services is not None:

@@ -31,7 +31,7 @@ from adb_shell.hidden_helpers import _AdbTransactionInfo
 from adb_shell.transport.base_transport import BaseTransport
 from adb_shell.transport.tcp_transport import TcpTransport
 
-from nas.core.errors import InfrastructureFailed, Unsupported
+from nas.core.errors import InfrastructureFailed, NasError, Unsupported
 from nas.measure.devices.transports.base import NotTrusted
 from nas.measure.devices.transports.wire import CONNECT_S, SILENT_S, open_socket
 
@@ -44,6 +44,10 @@ _TIMEOUTS = (exceptions.TcpTimeoutException, exceptions.AdbTimeoutError)
 _USB = (exceptions.UsbReadFailedError, exceptions.UsbWriteFailedError)
 _FAILURES = (*_TIMEOUTS, *_USB, exceptions.UsbDeviceNotFoundError, exceptions.InvalidChecksumError, OSError)
 _NOT_ADB = (exceptions.InvalidCommandError, exceptions.InvalidResponseError, ValueError)
+
+
+class NeedsTls(Unsupported):
+    """The device requires TLS, which the adb server speaks."""
 
 
 class AdbKey(CryptographySigner):  # type: ignore[misc]
@@ -147,7 +151,7 @@ class AdbConnection:
     Raises:
         InfrastructureFailed: the device does not answer.
         NotTrusted: the device does not know the key; its owner may accept it on the screen.
-        Unsupported: the device requires TLS, which the adb server speaks.
+        NeedsTls: the device requires TLS.
     """
 
     def __init__(self, name: str, transport: BaseTransport, key: AdbKey) -> None:
@@ -225,8 +229,9 @@ class AdbConnection:
         except exceptions.InvalidCommandError as error:
             if "STLS" not in str(error):
                 raise
-            raise Unsupported(
-                f"{self._name}: wireless debugging with TLS; pair it with adb and use adb:SERIAL"
+            raise NeedsTls(
+                f"{self._name}: wireless debugging with TLS: `adb pair` it, then `adb connect` it, and the adb server "
+                "reaches it at this address, or use its serial of `adb devices`"
             ) from error
         self._link.budget = None
 
@@ -235,6 +240,8 @@ class AdbConnection:
         """Converts adb-shell's errors to ours."""
         try:
             yield
+        except NasError:  # ours, some of which are a ValueError
+            raise
         except _FAILURES as error:
             raise InfrastructureFailed(f"{self._name}: {error or type(error).__name__}") from error
         except _NOT_ADB as error:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.measure.devices.transports.adb import AdbServer, AdbWire, SocketStream
 from nas.measure.devices.transports.base import NotTrusted
 
@@ -142,6 +143,42 @@ def test_nobody_there_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("ADB_SERVER_SOCKET", f"tcp:{port}")
     with pytest.raises(InfrastructureFailed, match="run `adb start-server`"):
         AdbServer("X").open("exec:true")
+
+
+@pytest.fixture
+def encrypting() -> Iterator[int]:
+    """The port of a phone that answers every greeting with the wish for TLS."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    command = int.from_bytes(b"STLS", "little")
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(1 << 12)
+                    connection.sendall(struct.pack("<6I", command, 1 << 24, 0, 0, 0, command ^ 0xFFFFFFFF))
+                    connection.recv(1 << 12)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    yield listening.getsockname()[1]
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    thread.join(10)
+
+
+def test_a_phone_that_wants_tls_is_reached_through_the_server(serve: Serve, encrypting: int, tmp_path: Path) -> None:
+    """`adb devices` lists a phone that was connected by address with this address as its serial."""
+    server = serve(b"OKAYOKAY")
+    wire = AdbWire(f"adb:127.0.0.1:{encrypting}", tmp_path)
+    wire.connect()
+    wire.start("true").close()
+    assert set(server.requests) == {b"host:transport:127.0.0.1:%d" % encrypting}
+    wire.close()
+    serve(failed("device '127.0.0.1' not found"))
+    with pytest.raises(Unsupported, match="wireless debugging with TLS: `adb pair` it"):
+        wire.connect()
 
 
 def test_nothing_to_read_yet_is_no_failure() -> None:
