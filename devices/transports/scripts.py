@@ -59,8 +59,12 @@ find tmp -mindepth 1 -maxdepth 1 -mtime +1 -exec rm -rf {} + 2>/dev/null
 echo "folder: $(pwd -P)"
 echo "path: $PATH"
 for tool; do command -v "$tool" >/dev/null || echo "lacks: $tool"; done
+cat /proc/uptime >/dev/null 2>&1 || echo "lacks: a readable /proc/uptime"
 """
-"""$1: folder, others: tools. Prints lines that start with `folder:`, `path:`, and `lacks:` for each missing tool."""
+"""$1: folder, others: tools. Prints lines that start with `folder:`, `path:`, and `lacks:` for each missing tool.
+
+Apps of Android may not read /proc/uptime, the clock that times runs.
+"""
 
 RECEIVE = """
 head -c "$2" >"$1" && [ "$(wc -c <"$1")" -eq "$2" ]

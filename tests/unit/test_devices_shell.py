@@ -63,6 +63,12 @@ def test_a_device_without_a_tool_that_is_needed(here: ShellTransport, monkeypatc
         here.connect()
 
 
+def test_a_device_without_the_clock_that_is_needed(here: ShellTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts, "PREPARE", scripts.PREPARE.replace("cat /proc/", "cat /nowhere/"))
+    with pytest.raises(Unsupported, match="lacks a readable /proc/uptime"):
+        here.connect()
+
+
 def test_the_least_recently_used_content_is_removed(
     here: ShellTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
