@@ -64,9 +64,10 @@ inline void store(Half *p, Vector v) {
 #endif
 }
 
-/* e^x for x <= 0: x = n ln 2 + r, and a polynomial in r with a relative error below 2e-7. */
+/* e^x for x <= 0: x = n ln 2 + r, and a polynomial in r with a relative error below 2e-7. NaN stays NaN: a broken model
+ * must not look like one that works. */
 inline Vector exponential(Vector x) {
-    x = larger(x, spread(-87.0f));
+    x = larger(spread(-87.0f), x);
     Integers n = __builtin_convertvector(x * spread(1.44269504f) - spread(0.5f), Integers);
     Vector whole = __builtin_convertvector(n, Vector);
     Vector r = x - whole * spread(0.693359375f) + whole * spread(2.12194440e-4f);

@@ -15,6 +15,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <functional>
+#include <initializer_list>
 #include <malloc.h>
 #include <map>
 #include <memory>
@@ -349,6 +350,8 @@ struct Rope {
     /* Turns numbers of the heads of x [tokens, heads, dim], from number `from` of a head on; x begins at `position`. */
     void turn(std::vector<float> &x, int tokens, int heads, int dim, int from, int64_t position) const {
         size_t at = (size_t)position * (turned / 2);
+        if (at + (size_t)tokens * (turned / 2) > cosines.size())
+            fail(DECODE_FAILED, "context", "more tokens than the context");
         hilnas::rotate(x.data() + from, tokens, heads, dim, turned, &cosines[at], &sines[at]);
     }
 };
@@ -385,7 +388,7 @@ Tensor &attend_cached(KernelRuntimeContext &context, const Tensor &q, Tensor &ou
 Tensor &attend(KernelRuntimeContext &context, const Tensor &q, const Tensor &k, const Tensor &v, Tensor &out) {
     Cache &cache = *current->cache;
     int tokens = (int)k.size(1), heads = known(k.size(2), cache.kv_heads, "number of heads");
-    known(k.size(3), cache.dim, "head size");
+    known(k.size(3), cache.dim, "head size"), known(v.numel(), (int)k.numel(), "number of values");
     static std::vector<float> turned;
     turned.assign(k.const_data_ptr<float>(), k.const_data_ptr<float>() + k.numel());
     if (current->rope) current->rope->turn(turned, tokens, heads, cache.dim, 0, cache.seen());
@@ -876,7 +879,20 @@ hilnas::Rows<float> cached_rows(const Tensor &cache) {
     return {const_cast<float *>(cache.const_data_ptr<float>()), (size_t)cache.size(1), (int)cache.size(3)};
 }
 
-Tensor &update_cache(KernelRuntimeContext &, const Tensor &value, Tensor &cache, int64_t position, Tensor &out) {
+bool are_floats(std::initializer_list<const Tensor *> tensors) {
+    return std::all_of(tensors.begin(), tensors.end(),
+                       [](const Tensor *one) { return one->scalar_type() == ScalarType::Float && one->dim() == 4; });
+}
+
+/* Whether the rows of `value` [1, S, heads, dim] lie inside a cache [1, R, heads, dim], from `position` on. */
+bool fits(const Tensor &value, const Tensor &cache, int64_t position) {
+    return are_floats({&value, &cache}) && value.size(0) == 1 && value.size(2) == cache.size(2) &&
+           value.size(3) == cache.size(3) && value.size(3) % hilnas::LANES == 0 && position >= 0 &&
+           position <= cache.size(1) - value.size(1);
+}
+
+Tensor &update_cache(KernelRuntimeContext &context, const Tensor &value, Tensor &cache, int64_t position, Tensor &out) {
+    if (!fits(value, cache, position)) { context.fail(Error::InvalidArgument); return out; }
     hilnas::append(cached_rows(cache), value.const_data_ptr<float>(), (int)value.size(1), (int)value.size(2),
                    (int)value.size(3), (size_t)position);
     return out;
@@ -885,6 +901,10 @@ Tensor &update_cache(KernelRuntimeContext &, const Tensor &value, Tensor &cache,
 /* Each token goes to a row of its own. */
 Tensor &update_cache_with_indices(KernelRuntimeContext &context, const Tensor &value, Tensor &cache, int64_t,
                                   const Tensor &indices, Tensor &out) {
+    if (!fits(value, cache, 0) || indices.scalar_type() != ScalarType::Long || indices.numel() != value.size(1)) {
+        context.fail(Error::InvalidArgument);
+        return out;
+    }
     const int heads = (int)value.size(2), dim = (int)value.size(3);
     for (int64_t t = 0; t < value.size(1); t++) {
         int64_t row = indices.const_data_ptr<int64_t>()[t];
@@ -924,12 +944,17 @@ hilnas::Rows<float> in_order(const Tensor &cache, int64_t first, int64_t count, 
 
 Tensor &custom_sdpa(KernelRuntimeContext &context, const Tensor &q, const Tensor &k, const Tensor &v, int64_t position,
                     const std::optional<Tensor> &mask, double, bool causal, std::optional<double>, Tensor &out) {
-    const int64_t tokens = q.size(1), window = mask ? window_of(*mask, position) : 0;
-    if (causal == mask.has_value() || (mask && !window) || q.size(3) % hilnas::LANES ||
-        resize_tensor(out, q.sizes()) != Error::Ok) {
-        context.fail(Error::InvalidArgument);
-        return out;
-    }
+    auto refused = [&]() -> Tensor & { context.fail(Error::InvalidArgument); return out; };
+    if (!are_floats({&q, &k, &v, &out}) || !k.sizes().equals(v.sizes()) || k.size(3) != q.size(3) ||
+        q.size(3) % hilnas::LANES || k.size(2) < 1 || q.size(2) % k.size(2))
+        return refused();
+    const int64_t tokens = q.size(1), count = k.size(1);
+    if (tokens < 1 || position < 0 || causal == mask.has_value() || (!mask && position > count - tokens)) return refused();
+    if (mask && (mask->scalar_type() != ScalarType::Float || mask->dim() != 2 || mask->size(0) != tokens ||
+                 mask->size(1) != count))
+        return refused();
+    const int64_t window = mask ? window_of(*mask, position) : 0;
+    if ((mask && !window) || resize_tensor(out, q.sizes()) != Error::Ok) return refused();
     const int64_t first = window ? std::max<int64_t>(0, position + 1 - window) : 0;
     hilnas::Shape shape{(int)tokens, (int)q.size(2), (int)k.size(2), (int)q.size(3), first, position, window, nullptr, 0};
     static std::vector<float> copies[2];
@@ -954,7 +979,9 @@ class WholeModel final : public Model {
         program_.emplace(std::move(*program));
         vocab = constant("get_vocab_size");
         chunk = std::min<int64_t>(constant("get_max_seq_len"), opt.batch);
-        if (opt.context > constant("get_max_context_len")) usage("--context is longer than the program's");
+        const int64_t longest = constant("get_max_context_len");
+        if (vocab < 1 || chunk < 1) refuse("sizes");
+        if (opt.context > longest) refuse("it is for " + std::to_string(longest) + " tokens, not " + std::to_string(opt.context));
         programs = 1;
         kv = "f32"; /* whatever was asked for: its caches are part of the program */
         method_ = load("forward");
@@ -969,7 +996,7 @@ class WholeModel final : public Model {
         check(method_->method->execute(), DECODE_FAILED, "execute");
         position_ += count;
         const Tensor &logits = method_->method->get_output(0).toTensor();
-        if (logits.numel() != vocab) refuse("its logits are not of its vocabulary");
+        if (logits.numel() != vocab || logits.scalar_type() != ScalarType::Float) refuse("its logits are not of its vocabulary");
         return logits.const_data_ptr<float>();
     }
 

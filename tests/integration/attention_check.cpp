@@ -47,6 +47,23 @@ static double worst(int tokens, int past, int heads, int kv_heads, int dim, int 
     return error;
 }
 
+/* How many results are wrong where one key is broken: queries that see it have no numbers, others are as before. */
+template <class Number> static int hidden(int tokens, int broken) {
+    const int heads = 6, kv_heads = 2, dim = 20, past = 100, total = past + tokens, stride = round_up(dim, 2 * LANES);
+    std::vector<float> q(tokens * heads * dim), k(total * kv_heads * dim), out(q.size());
+    for (auto *numbers : {&q, &k})
+        for (float &x : *numbers) x = draw();
+    for (int h = 0; h < kv_heads; h++) k[(broken * kv_heads + h) * dim + 3] = NAN;
+    std::vector<Number> keys((size_t)kv_heads * total * stride), values(keys.size());
+    Rows<Number> key_rows{keys.data(), (size_t)total, stride}, value_rows{values.data(), (size_t)total, stride};
+    append(key_rows, k.data(), total, kv_heads, dim, 0);
+    attend({tokens, heads, kv_heads, dim, 0, past, 0, nullptr}, q.data(), key_rows, value_rows, out.data(),
+           [](auto task, size_t n) { serially(task, n); });
+    int wrong = 0;
+    for (size_t i = 0; i < out.size(); i++) wrong += std::isnan(out[i]) != (past + (int)i / (heads * dim) >= broken);
+    return wrong;
+}
+
 int main() {
     srand(1);
     for (int dim : {16, 20, 64})
@@ -63,4 +80,10 @@ int main() {
             double single = worst<float>(tokens, 200, 6, 2, 20, window, false, 2);
             printf("bounded %d %d %g %g\n", window, tokens, single, worst<Half>(tokens, 200, 6, 2, 20, window, false, 2));
         }
+    for (int broken : {50, 100})
+        for (int tokens : {1, 71}) {
+            int single = hidden<float>(tokens, broken);
+            printf("broken %d %d %d %d\n", broken, tokens, single, hidden<Half>(tokens, broken));
+        }
+    printf("broken 120 71 %d %d\n", hidden<float>(71, 120), hidden<Half>(71, 120));
 }

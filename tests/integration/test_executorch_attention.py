@@ -11,7 +11,7 @@ from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import VARIANTS
 from nas.measure.runtimes.toolchain import find_compiler, host_features, host_target
 
-CASES = 3 * 3 * 2 * 3 * 3 + 2 * 2
+CASES = 3 * 3 * 2 * 3 * 3 + 2 * 2 + 2 * 2 + 1
 RUNNABLE = [one for one in VARIANTS if one.target == host_target() and one.needs <= host_features()]
 
 

@@ -94,6 +94,14 @@ def test_wrong_header_is_refused(
     refusal(executorch_build, tmp_path / "wrong")
 
 
+def test_steps_that_fill_one_window_twice_are_refused(executorch_build: Build, model: Path, tmp_path: Path) -> None:
+    """A window holds any number of tokens, but there are no more positions than the context."""
+    content, record = model.read_bytes(), b"\nattention 2 0 0 "
+    assert record in content
+    (tmp_path / "wrong").write_bytes(content.replace(record, b"\nattention 2 0 1 "))
+    refusal(executorch_build, tmp_path / "wrong", "--prompt", "200")
+
+
 def refusal(build: Build, model: Path, *options: str) -> None:
     """The runner says that the file is bad; it does not die of it."""
     argv = [str(build.executable), "--model", str(model), "--prompt", "32", "--gen", "2", *options]

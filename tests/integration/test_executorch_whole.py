@@ -7,6 +7,7 @@ and parallel mixers, as artifacts of blocks, are in test_executorch_gate.py.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from exhaustive import mostly_exhaustive
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint, GateReport, RandomWeights, WholeExporter
+from nas.measure.runtimes.executorch import whole
 from nas.measure.runtimes.executorch.gate import EXACT_CACHE, STEPS, Logits, Oracle, judge
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
@@ -100,6 +102,32 @@ def by_our_runner(build: Build, model: Path, vocab: int, scratch: Path) -> Logit
 def held_against_pytorch(exported: Exported, logits: Logits) -> GateReport:
     oracle = Oracle(exported.layout, exported.weights)
     return judge(logits, oracle, exported.layout, FEED.ids(exported.layout.vocab))
+
+
+@pytest.fixture(scope="module")
+def overstated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that promises texts of 352 tokens, with caches of 64."""
+    path = tmp_path_factory.mktemp("overstated") / "whole.pte"
+    layout = Layout.parse("d64 v128 ffn=swiglu:64 [A2/1(rope_theta=0)]")
+    with pytest.MonkeyPatch.context() as patch:
+        names = whole._constant_methods
+        patch.setattr(whole, "_constant_methods", lambda layout, context: names(layout, CONTEXT))
+        EXECUTORCH.export_whole(layout, "8da4w", RandomWeights(), 64, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("prompt", "gen", "code", "message"),
+    [(60, 4, 0, ""), (60, 5, 70, "execute returned"), (CONTEXT, 2, 65, f"for {CONTEXT} tokens, not {CONTEXT + 2}")],
+)
+def test_no_text_is_longer_than_the_caches(
+    executorch_build: Build, overstated: Path, prompt: int, gen: int, code: int, message: str
+) -> None:
+    sizes = ["--prompt", str(prompt), "--gen", str(gen)]
+    argv = [str(executorch_build.executable), "--model", str(overstated), *sizes]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout[:400]
+    assert message in json.loads(done.stdout).get("error", {"message": ""})["message"]
 
 
 @pytest.mark.parametrize(
