@@ -3,10 +3,10 @@
     python -m benchmarks.adapt choices FOLDER [--seeds 3] [--minutes 60]
 
 FOLDER is that of `benchmarks.adapt real`: its library, its costs of alternatives and its budget. Each way of choosing
-gives one choice whose predicted cost keeps the budget, but for random ones, of which there are `_RANDOM`; layers are
-dropped where the library scored their absence. Each choice is healed on the same few tokens, by seed, and its
-divergence from the model is computed on text that nothing was chosen by. Each child is a file of FOLDER/choices, so
-another run continues. Report: `RECORDED`.
+gives one choice whose predicted cost keeps the budget, but for random ones, of which there are `_RANDOM`. Each choice
+is healed on the same few tokens, by seed, and its divergence from the model is computed on text that nothing was chosen
+by. Each child is a file of FOLDER/choices, and choices are in FOLDER/choices.json, so another run continues. Report:
+`RECORDED`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.adapt_smart import sensitivities, smart_layers
 from benchmarks.page import mean_and_deviation, table
 from benchmarks.runs import say
 from nas.core.durable import write_durably
-from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Alternative, Slot, block_name, block_of, parsed
+from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Alternative, Slot, block_name, block_of, parsed, with_blocks
 from nas.model.nn.fit import Worker
 from nas.model.nn.mixes import compared
 from nas.train.adapt.adapt import Adaptation
@@ -39,15 +39,19 @@ from nas.train.adapt.costs import Problem, replaced_by
 from nas.train.adapt.device import bench_of
 from nas.train.adapt.healing import batches_of, heal
 from nas.train.adapt.prepare import prepare
-from nas.train.adapt.selection import Option, select, total
+from nas.train.adapt.selection import Option, Term, select, total
 from nas.train.adapt.text import recall_text, report_text
 
 RECORDED = Path(__file__).parent / "recorded/adapt-choices.json"
 _RANDOM = 16
 """Random choices."""
+_PAIRS = 58
+"""Terms of pairs of neighbouring mixers, at most: half of those of 30 layers with two alternatives each."""
 _TOKENS, _BATCH = 16384, 2048
 """Tokens of a healing, and of a step."""
 _RESAMPLES = 2000
+
+_PAIRED, _DROPPED = "sums and pairs", "layers dropped"
 
 Choice = dict[Slot, Alternative]
 Options = Mapping[Slot, Sequence[Option[Slot]]]
@@ -119,45 +123,45 @@ def tau_of(report: Mapping[str, Any]) -> str:
 
 
 def _choices(adaptation: Adaptation, path: Path) -> dict[str, dict[str, Any]]:
-    """Returns name -> choice, with its sum of scores and predicted cost; computed once."""
-    if not path.is_file():
+    """Returns name -> choice, with its sum of scores and predicted cost; those that a file has are not chosen anew."""
+    choices: dict[str, dict[str, Any]] = json.loads(path.read_bytes()) if path.is_file() else {}
+    if not {_DROPPED, _PAIRED} <= choices.keys():
         with adaptation.bench.opened():
             problem = adaptation.choices.problem()
             (limit,) = adaptation.limits
-            chosen = _chosen(adaptation, problem, limit.metric, limit.of(problem.base).value)
-        record = {}
+            most = limit.of(problem.base).value
+            chosen = _chosen(adaptation, problem, limit.metric, most)
+            dropped = _layers_dropped(adaptation, limit.metric, most)
         for name, picked in chosen.items():
             scored = {slot: _named(problem.options[slot], option.name) for slot, option in picked.items()}
             figures = total(scored, problem.base)
             choice = replaced_by(adaptation.teacher.layout, picked)
-            record[name] = {
-                "choice": [[slot.depth, slot.part, block_name(block)] for slot, block in sorted(choice.items())],
-                "summed": figures["loss"],
-                "predicted": figures[limit.metric],
-            }
-        write_durably(path, json.dumps(record, indent=1).encode())
-    choices: dict[str, dict[str, Any]] = json.loads(path.read_bytes())
+            choices.setdefault(name, _row(choice, figures["loss"], figures[limit.metric]))
+        choices.setdefault(_DROPPED, dropped)
+        write_durably(path, json.dumps(choices, indent=1).encode())
     return choices
+
+
+def _row(choice: Choice, summed: float, predicted: float) -> dict[str, Any]:
+    blocks = [[slot.depth, slot.part, block_name(block)] for slot, block in sorted(choice.items())]
+    return {"choice": blocks, "summed": summed, "predicted": predicted}
 
 
 def _chosen(adaptation: Adaptation, problem: Problem, metric: str, most: float) -> dict[str, dict[Slot, Option[Slot]]]:
     limits = {metric: most}
     own = {slot: options[0] for slot, options in problem.options.items()}
 
-    def least(losses: Options) -> dict[Slot, Option[Slot]]:
-        picked = select(losses, problem.base, limits)
+    def least(losses: Options, terms: Sequence[Term[Slot]] = ()) -> dict[Slot, Option[Slot]]:
+        picked = select(losses, problem.base, limits, terms)
         assert picked is not None
         return picked
 
-    chosen = {"sums": least(problem.options)}
-    text_alone = replace(adaptation.choices, settings=adaptation.request.model_copy(update={"recall": 0.0}))
-    chosen["sums of text alone"] = least(text_alone.problem().options)
-    whole = {
-        slot: [option for option in options if option is own[slot] or option.empty]
-        for slot, options in problem.options.items()
-    }
-    if any(option.empty for options in problem.options.values() for option in options):
-        chosen["layers dropped"] = least(whole)
+    def other(**settings: Any) -> Problem:
+        return replace(adaptation.choices, settings=adaptation.request.model_copy(update=settings)).problem()
+
+    chosen = {"sums": least(problem.options), "sums of text alone": least(other(recall=0.0).options)}
+    paired = other(pairs=_PAIRS)
+    chosen[_PAIRED] = least(paired.options, paired.terms)
     for number in range(_RANDOM):
         rng = random.Random(number)
         chosen[f"random#{number}"] = least(
@@ -182,6 +186,23 @@ def _chosen(adaptation: Adaptation, problem: Problem, metric: str, most: float) 
                 chosen[name] = picked
                 break
     return chosen
+
+
+def _layers_dropped(adaptation: Adaptation, metric: str, most: float) -> dict[str, Any]:
+    """Returns the choice without the fewest whole layers that keeps the budget as measured, those of least scores."""
+    layout, choice, summed = adaptation.teacher.layout, Choice(), 0.0
+    slots = [Slot(depth, "layer") for depth in range(layout.depth)]
+    scores = adaptation.library.scores({slot: (None,) for slot in slots})
+    losses = {
+        slot: score.text + adaptation.request.recall * score.kl[RECALL_GROUP] for (slot, _), score in scores.items()
+    }
+    for slot in sorted(slots, key=losses.__getitem__):
+        choice |= {Slot(slot.depth, part): None for part in ("mixer", "ffn")}
+        summed += losses[slot]
+        cost = adaptation.choices.measured(with_blocks(layout, choice)[0])[metric]
+        if cost <= most:
+            break
+    return _row(choice, summed, cost)
 
 
 def _cheap(problem: Problem, metric: str, most: float) -> dict[Slot, str]:
