@@ -15,8 +15,9 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -50,8 +51,6 @@ _PAIRS = 58
 _TOKENS, _BATCH = 16384, 2048
 """Tokens of a healing, and of a step."""
 _RESAMPLES = 2000
-
-_PAIRED, _DROPPED = "sums and pairs", "layers dropped"
 
 Choice = dict[Slot, Alternative]
 Options = Mapping[Slot, Sequence[Option[Slot]]]
@@ -123,23 +122,101 @@ def tau_of(report: Mapping[str, Any]) -> str:
 
 
 def _choices(adaptation: Adaptation, path: Path) -> dict[str, dict[str, Any]]:
-    """Returns name -> choice, with its sum of scores and predicted cost; those that a file has are not chosen anew."""
+    """Returns name -> choice, with its sum of scores and predicted cost; a file has those that were chosen before."""
     choices: dict[str, dict[str, Any]] = json.loads(path.read_bytes()) if path.is_file() else {}
-    if not {_DROPPED, _PAIRED} <= choices.keys():
+    names = ("sums", "sums of text alone", "sums and pairs", "layers dropped", *_RULES)
+    if missing := [name for name in (*names, *map(_random, range(_RANDOM))) if name not in choices]:
         with adaptation.bench.opened():
-            problem = adaptation.choices.problem()
-            (limit,) = adaptation.limits
-            most = limit.of(problem.base).value
-            chosen = _chosen(adaptation, problem, limit.metric, most)
-            dropped = _layers_dropped(adaptation, limit.metric, most)
-        for name, picked in chosen.items():
-            scored = {slot: _named(problem.options[slot], option.name) for slot, option in picked.items()}
-            figures = total(scored, problem.base)
-            choice = replaced_by(adaptation.teacher.layout, picked)
-            choices.setdefault(name, _row(choice, figures["loss"], figures[limit.metric]))
-        choices.setdefault(_DROPPED, dropped)
-        write_durably(path, json.dumps(choices, indent=1).encode())
+            ways = _Ways(adaptation)
+            for name in missing:
+                say(f"choosing: {name}")
+                choices[name] = ways.row(name)
+                write_durably(path, json.dumps(choices, indent=1).encode())
     return choices
+
+
+def _random(number: int) -> str:
+    return f"random#{number}"
+
+
+class _Ways:
+    """Ways of choosing, each of which keeps the budget. The device is open."""
+
+    def __init__(self, adaptation: Adaptation) -> None:
+        self._adaptation, self._problem = adaptation, adaptation.choices.problem()
+        (limit,) = adaptation.limits
+        self._metric, self._most = limit.metric, limit.of(self._problem.base).value
+
+    def row(self, name: str) -> dict[str, Any]:
+        """Returns what the way of that name chooses."""
+        if name == "layers dropped":
+            return self._layers_dropped()
+        if name in _RULES:
+            picked = self._stay(_RULES[name])
+        elif name == "sums":
+            picked = self._least(self._problem.options)
+        elif name == "sums of text alone":
+            picked = self._least(self._with(recall=0.0).options)
+        elif name == "sums and pairs":
+            paired = self._with(pairs=_PAIRS)
+            picked = self._least(paired.options, paired.terms)
+        else:
+            rng = random.Random(int(name.partition("#")[2]))
+            picked = self._least(
+                {
+                    slot: [own, *(replace(option, loss=rng.random()) for option in others)]
+                    for slot, (own, *others) in self._problem.options.items()
+                }
+            )
+        scored = {slot: _named(self._problem.options[slot], option.name) for slot, option in picked.items()}
+        figures = total(scored, self._problem.base)
+        return _row(replaced_by(self._adaptation.teacher.layout, picked), figures["loss"], figures[self._metric])
+
+    @cached_property
+    def _gains(self) -> list[float]:
+        cheap = _cheap(self._problem, self._metric, self._most)
+        blocks = {slot: block_of(parsed(name, "mixer")) for slot, name in sorted(cheap.items())}
+        return sensitivities(self._adaptation.library, blocks)
+
+    def _with(self, **settings: Any) -> Problem:
+        adaptation = self._adaptation
+        return replace(adaptation.choices, settings=adaptation.request.model_copy(update=settings)).problem()
+
+    def _least(self, losses: Options, terms: Sequence[Term[Slot]] = ()) -> dict[Slot, Option[Slot]]:
+        picked = select(losses, self._problem.base, {self._metric: self._most}, terms)
+        assert picked is not None, "`nas adapt` found a child that keeps this budget"
+        return picked
+
+    def _stay(self, rule: Rule) -> dict[Slot, Option[Slot]]:
+        """Returns the choice with the most mixers that stay by a rule."""
+        options, base = self._problem.options, self._problem.base
+        cheap = _cheap(self._problem, self._metric, self._most)
+        mixers = sorted(cheap)
+        gains = [0.0] * len(mixers) if rule is _uniform else self._gains
+        for count in range(len(mixers) - 1, -1, -1):
+            stay = {mixers[i] for i in rule(gains, count)}
+            others = {slot: _named(options[slot], cheap[slot]) for slot in mixers if slot not in stay}
+            picked = {slot: of_slot[0] for slot, of_slot in options.items()} | others
+            if total(picked, base)[self._metric] <= self._most:
+                break
+        return picked
+
+    def _layers_dropped(self) -> dict[str, Any]:
+        """Returns the choice without as few whole layers as the budget, as measured, allows: those of least scores."""
+        adaptation, choice, summed = self._adaptation, Choice(), 0.0
+        slots = [Slot(depth, "layer") for depth in range(adaptation.teacher.layout.depth)]
+        scores = adaptation.library.scores({slot: (None,) for slot in slots})
+        losses = {
+            slot: score.text + adaptation.request.recall * score.kl[RECALL_GROUP] for (slot, _), score in scores.items()
+        }
+        for slot in sorted(slots, key=losses.__getitem__):
+            choice |= {Slot(slot.depth, part): None for part in ("mixer", "ffn")}
+            summed += losses[slot]
+            layout, _ = with_blocks(adaptation.teacher.layout, choice)
+            cost = adaptation.choices.measured(layout)[self._metric]
+            if cost <= self._most:
+                break
+        return _row(choice, summed, cost)
 
 
 def _row(choice: Choice, summed: float, predicted: float) -> dict[str, Any]:
@@ -147,62 +224,18 @@ def _row(choice: Choice, summed: float, predicted: float) -> dict[str, Any]:
     return {"choice": blocks, "summed": summed, "predicted": predicted}
 
 
-def _chosen(adaptation: Adaptation, problem: Problem, metric: str, most: float) -> dict[str, dict[Slot, Option[Slot]]]:
-    limits = {metric: most}
-    own = {slot: options[0] for slot, options in problem.options.items()}
-
-    def least(losses: Options, terms: Sequence[Term[Slot]] = ()) -> dict[Slot, Option[Slot]]:
-        picked = select(losses, problem.base, limits, terms)
-        assert picked is not None
-        return picked
-
-    def other(**settings: Any) -> Problem:
-        return replace(adaptation.choices, settings=adaptation.request.model_copy(update=settings)).problem()
-
-    chosen = {"sums": least(problem.options), "sums of text alone": least(other(recall=0.0).options)}
-    paired = other(pairs=_PAIRS)
-    chosen[_PAIRED] = least(paired.options, paired.terms)
-    for number in range(_RANDOM):
-        rng = random.Random(number)
-        chosen[f"random#{number}"] = least(
-            {
-                slot: [replace(option, loss=0.0 if option is own[slot] else rng.random()) for option in options]
-                for slot, options in problem.options.items()
-            }
-        )
-    cheap = _cheap(problem, metric, most)
-    gains = sensitivities(adaptation.library, {slot: block_of(parsed(name, "mixer")) for slot, name in cheap.items()})
-    mixers = sorted(cheap)
-    rules = {
-        "SMART": lambda count: smart_layers(gains, count),
-        "KL-guided": lambda count: sorted(range(len(mixers)), key=lambda i: -gains[i])[:count],
-        "uniform": lambda count: np.linspace(0, len(mixers) - 1, count).round().astype(int).tolist(),
-    }
-    for name, rule in rules.items():
-        for count in range(len(mixers) - 1, -1, -1):
-            stay = {mixers[i] for i in rule(count)}
-            picked = own | {slot: _named(problem.options[slot], cheap[slot]) for slot in mixers if slot not in stay}
-            if total(picked, problem.base)[metric] <= most:
-                chosen[name] = picked
-                break
-    return chosen
+def _guided(gains: Sequence[float], count: int) -> Sequence[int]:
+    return sorted(range(len(gains)), key=lambda i: -gains[i])[:count]
 
 
-def _layers_dropped(adaptation: Adaptation, metric: str, most: float) -> dict[str, Any]:
-    """Returns the choice without the fewest whole layers that keeps the budget as measured, those of least scores."""
-    layout, choice, summed = adaptation.teacher.layout, Choice(), 0.0
-    slots = [Slot(depth, "layer") for depth in range(layout.depth)]
-    scores = adaptation.library.scores({slot: (None,) for slot in slots})
-    losses = {
-        slot: score.text + adaptation.request.recall * score.kl[RECALL_GROUP] for (slot, _), score in scores.items()
-    }
-    for slot in sorted(slots, key=losses.__getitem__):
-        choice |= {Slot(slot.depth, part): None for part in ("mixer", "ffn")}
-        summed += losses[slot]
-        cost = adaptation.choices.measured(with_blocks(layout, choice)[0])[metric]
-        if cost <= most:
-            break
-    return _row(choice, summed, cost)
+def _uniform(gains: Sequence[float], count: int) -> Sequence[int]:
+    places: list[int] = np.linspace(0, len(gains) - 1, count).round().astype(int).tolist()
+    return places
+
+
+Rule = Callable[[Sequence[float], int], Sequence[int]]
+"""Returns which of the mixers stay, of their sensitivities and a number of mixers."""
+_RULES: Mapping[str, Rule] = {"SMART": smart_layers, "KL-guided": _guided, "uniform": _uniform}
 
 
 def _cheap(problem: Problem, metric: str, most: float) -> dict[Slot, str]:
