@@ -7,6 +7,7 @@ import select
 import subprocess
 from pathlib import Path
 
+from nas.core.errors import InfrastructureFailed
 from nas.measure.devices.transports.wire import Stream
 
 
@@ -16,6 +17,7 @@ class Pipe:
     def __init__(self, command: str) -> None:
         self.process = subprocess.Popen(
             ["sh", "-c", command],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -30,8 +32,10 @@ class Pipe:
         return os.read(self.stdout.fileno(), 1 << 16) if ready else None
 
     def write(self, data: bytes) -> None:
-        self.stdin.write(data)
-        self.stdin.flush()
+        try:
+            self.stdin.write(data)
+        except OSError as error:
+            raise InfrastructureFailed(f"here: {error}") from error
 
     def close(self) -> None:
         self.stdin.close()

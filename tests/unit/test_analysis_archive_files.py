@@ -57,7 +57,7 @@ def test_a_study_comes_back_whole(store: Store) -> None:
         query = select(attempt.c.message, attempt.c.trial).where(attempt.c.study == study.id)
         assert [tuple(row) for row in connection.execute(query)] == [("throttled", 1)]
     leases.acquire(store, study.id, "me")
-    assert [trial.number for trial in trials.propose(store, study.id, [proposal(96)])] == [10]
+    assert [trial.number for trial in trials.propose(store, study.id, [proposal(96)])] == [7]
 
 
 def test_a_study_that_ran_is_paused(store: Store) -> None:
