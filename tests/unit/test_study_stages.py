@@ -28,16 +28,16 @@ KEY = key("stage")
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     bed = bed_of(tmp_path)
-    made = bed.ledger()
+    ledger = bed.ledger()
     for width in (256, 320, 384):
-        made.propose(Layout.parse(f"d128 v256 ffn=swiglu:{width} [C3 A2/1]"), "proposal")
-    return made
+        ledger.propose(Layout.parse(f"d128 v256 ffn=swiglu:{width} [C3 A2/1]"), "proposal")
+    return ledger
 
 
 def test_a_damaged_checkpoint_is_trained_again(tmp_path: Path) -> None:
     bed = bed_of(tmp_path)
-    made = bed.ledger()
-    made.propose(Layout.parse("d128 v256 ffn=swiglu:256 [C3 A2/1]"), "proposal")
+    ledger = bed.ledger()
+    ledger.propose(Layout.parse("d128 v256 ffn=swiglu:256 [C3 A2/1]"), "proposal")
     trained: list[str] = []
 
     class Trainer:
@@ -51,7 +51,7 @@ def test_a_damaged_checkpoint_is_trained_again(tmp_path: Path) -> None:
                 "seconds": 1.0,
             }
 
-    work = bed.work(made)
+    work = bed.work(ledger)
     work = replace(work, trainings=Trainings(cast(Any, Trainer()), work.scratch, work.lock))
 
     async def weights() -> Checkpoint:
@@ -65,9 +65,9 @@ def test_a_damaged_checkpoint_is_trained_again(tmp_path: Path) -> None:
 
 def test_what_two_trials_share_is_written_again_once(tmp_path: Path) -> None:
     bed = bed_of(tmp_path)
-    made, layout = bed.ledger(), Layout.parse("d128 v256 ffn=swiglu:256 [C3 A2/1]")
+    ledger, layout = bed.ledger(), Layout.parse("d128 v256 ffn=swiglu:256 [C3 A2/1]")
     for quantisation in ("", "q4_0"):
-        made.propose(replace(layout, quantisation=quantisation), "proposal")
+        ledger.propose(replace(layout, quantisation=quantisation), "proposal")
     exports: list[str] = []
 
     class Exporter:
@@ -79,17 +79,17 @@ def test_what_two_trials_share_is_written_again_once(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)  # the answer of a worker takes time
             return outcome
 
-    work = replace(bed.work(made), compute=cast(Any, Exporter()))
+    work = replace(bed.work(ledger), compute=cast(Any, Exporter()))
 
     async def export() -> list[dict[str, Artifact]]:
         return await asyncio.gather(*(work.export_all(trial, layout) for trial in (0, 1)))
 
     ((artifact,), _) = [exported.values() for exported in run(export)]
     for file in artifact.written:
-        made.artifact_path(file.sha256).unlink()
+        ledger.artifact_path(file.sha256).unlink()
     run(export)
     assert len(exports) == 2
-    assert all(made.has_artifact(file.sha256) for file in artifact.written)
+    assert all(ledger.has_artifact(file.sha256) for file in artifact.written)
 
 
 class Action:

@@ -137,12 +137,12 @@ def test_tests_without_their_tools_are_deselected_and_counted(tmp_path: Path) ->
     """By the marker, and by a fixture; in CI they are kept, to fail."""
     file = tmp_path / "test_needy.py"
     file.write_text(NEEDY)
-    told = collected(file, PATH=str(tmp_path))
-    assert "::" not in told
-    assert re.search(r"^1 tests left out that reach real adbd", told, re.MULTILINE)
-    assert re.search(r"^1 tests left out that look at pages", told, re.MULTILINE)
-    told = collected(file, PATH=str(tmp_path), CI="true")
-    assert told.count("::") == 2 and "left out that" not in told
+    listed = collected(file, PATH=str(tmp_path))
+    assert "::" not in listed
+    assert re.search(r"^1 tests left out that reach real adbd", listed, re.MULTILINE)
+    assert re.search(r"^1 tests left out that look at pages", listed, re.MULTILINE)
+    listed = collected(file, PATH=str(tmp_path), CI="true")
+    assert listed.count("::") == 2 and "left out that" not in listed
 
 
 @pytest.mark.parametrize(
