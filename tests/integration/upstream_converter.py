@@ -47,8 +47,8 @@ class Converter:
         sdist = source.fetch(print)
         with tarfile.open(sdist) as archive:
             archive.extraction_filter = getattr(tarfile, "data_filter", None)
-            wanted = [member for member in archive if member.name.removeprefix(_ROOT).startswith(_PARTS)]
-            archive.extractall(folder, members=wanted)
+            members = [member for member in archive if member.name.removeprefix(_ROOT).startswith(_PARTS)]
+            archive.extractall(folder, members=members)
         argv = [sys.executable, "-c", _DRIVER, str(folder / _ROOT)]
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

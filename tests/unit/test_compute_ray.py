@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import exceptions
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
@@ -114,7 +115,6 @@ def test_a_study_does_not_fail_at_its_end_where_orphans_of_ray_are_killed_slowly
 
 @pytest.mark.parametrize("cause", [OSError(28, "No space left on device"), InfrastructureFailed("the disk is full")])
 def test_a_node_whose_disk_is_full_is_no_bug(cause: Exception) -> None:
-    exceptions = pytest.importorskip("ray").exceptions
     error = exceptions.RayTaskError("work", "its traceback", cause, proctitle="work", ip="127.0.0.1")
     future: Future[Any] = Future()
     future.set_exception(error.as_instanceof_cause())
