@@ -136,8 +136,8 @@ def _blocks_first(problem: Problem, limit: float) -> Picked | None:
 
 
 def _bits_alone(problem: Problem, limit: float) -> Picked | None:
-    own = {slot: listed[0] for slot, listed in problem.options.items()}
-    return _with_blocks_of(own, problem, limit)
+    originals = {slot: listed[0] for slot, listed in problem.options.items()}
+    return _with_blocks_of(originals, problem, limit)
 
 
 WAYS: dict[str, Way] = {

@@ -164,8 +164,8 @@ class _Ways:
             rng = random.Random(int(name.partition("#")[2]))
             picked = self._least(
                 {
-                    slot: [own, *(replace(option, loss=rng.random()) for option in others)]
-                    for slot, (own, *others) in self._problem.options.items()
+                    slot: [original, *(replace(option, loss=rng.random()) for option in others)]
+                    for slot, (original, *others) in self._problem.options.items()
                 }
             )
         scored = {slot: _named(self._problem.options[slot], option.name) for slot, option in picked.items()}
@@ -240,9 +240,9 @@ _RULES: Mapping[str, Rule] = {"SMART": smart_layers, "KL-guided": _guided, "unif
 
 def _cheap(problem: Problem, metric: str, most: float) -> dict[Slot, str]:
     """Returns for each slot of the most frequent mixer one block, the same in all, that keeps the budget best."""
-    own = {slot: options[0].name for slot, options in problem.options.items() if slot.part == "mixer"}
-    ((frequent, _),) = Counter(own.values()).most_common(1)
-    mixers = [slot for slot, name in own.items() if name == frequent]
+    originals = {slot: options[0].name for slot, options in problem.options.items() if slot.part == "mixer"}
+    ((frequent, _),) = Counter(originals.values()).most_common(1)
+    mixers = [slot for slot, name in originals.items() if name == frequent]
     names = set.intersection(*({option.name for option in problem.options[slot][1:]} for slot in mixers))
     losses = {}
     for name in names:

@@ -423,12 +423,12 @@ def file_cases(chance: random.Random) -> Iterator[Case]:
     lines = gzip.decompress(ARCHIVE.read_bytes()).splitlines(keepends=True)
     head, last = lines[:40], lines[-20:]
     for _ in range(100):
-        kept = [*head, *last] if chance.random() < 0.5 else lines[: chance.randint(1, 300)]
-        place = chance.randrange(len(kept))
+        archive = [*head, *last] if chance.random() < 0.5 else lines[: chance.randint(1, 300)]
+        place = chance.randrange(len(archive))
         if chance.random() < 0.7:
-            kept[place] = json.dumps(damaged_value(chance, json.loads(kept[place]))).encode() + b"\n"
+            archive[place] = json.dumps(damaged_value(chance, json.loads(archive[place]))).encode() + b"\n"
         else:
-            kept[place] = damaged_text(chance, kept[place].decode())
+            archive[place] = damaged_text(chance, archive[place].decode())
         reading = chance.choice(
             (
                 ("show",),
@@ -441,7 +441,7 @@ def file_cases(chance: random.Random) -> Iterator[Case]:
         )
         before = (("study", "import", "damaged.jsonl", "--name", "again", "--trust"),)
         words = ("study", reading[0], "again", *reading[1:])
-        yield Case("archives", words, files={"damaged.jsonl": b"".join(kept)}, before=before)
+        yield Case("archives", words, files={"damaged.jsonl": b"".join(archive)}, before=before)
     models = [
         ("m.gguf", ("bench", "m.gguf", "-d", "nowhere")),
         ("m.gguf", ("compare", "m.gguf", "m.gguf", "-d", "nowhere")),
@@ -614,12 +614,12 @@ def make_world(world: Path) -> None:
             database.execute(statement)
             database.execute("INSERT INTO alembic_version VALUES ('9999')") if name == "newer.db" else None
             database.commit()
-    made = (
+    commands = (
         ("study", "import", "small.jsonl", "--name", "small"),
         ("family", "build", "--sizes", "3M", "--layout", LAYOUT, "--no-measure", "--no-files", "--name", "fam", "-y"),
         ("export", LAYOUT, "-o", "m.gguf"),
     )
-    for words in made:
+    for words in commands:
         outcome = run_in(world, Case("world", words))
         assert outcome.code == 0, outcome
     _write_weights(world / "model" / "model.safetensors")
@@ -745,8 +745,8 @@ def run_in(place: Path, case: Case) -> Outcome:
         fault = f"ends with {code}"
     elif not fault and code and not "".join(texts).strip() and case.alteration not in SILENT:
         fault = f"ends with {code} and says nothing"
-    elif not fault and (left := [path.name for pattern in SCRATCH for path in place.rglob(pattern)]):
-        fault = f"leaves {left[0]}"
+    elif not fault and (leftovers := [path.name for pattern in SCRATCH for path in place.rglob(pattern)]):
+        fault = f"leaves {leftovers[0]}"
     shown = output[-3000:] if fault else texts[1][-300:]
     return Outcome(case.group, case.words, _description(case), code, round(time.monotonic() - begun, 2), fault, shown)
 

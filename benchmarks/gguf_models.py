@@ -77,17 +77,17 @@ def results(folder: Path, record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     if "templates" not in record:
         yield "templates", templates()
     published, weights = fetch_smollm2(), folder / "smollm2.safetensors"
-    layout, found = import_model(published, weights).layout, found_tokenizer(published)
+    layout, tokenizer = import_model(published, weights).layout, found_tokenizer(published)
     checkpoint = Checkpoint(weights, sha256_of(weights))
-    vocabulary = found.tokenizer.vocabulary(layout.vocab)
+    vocabulary = tokenizer.tokenizer.vocabulary(layout.vocab)
     texts, build, threads = [text()], LLAMA_CPP.find_build(), len(os.sched_getaffinity(0))
     for name in TYPES:
         if name in record and name in record.get("answers", {}):
             continue
         path = folder / f"{name}.gguf"
-        LLAMA_CPP.export_trained(layout, name, checkpoint, path, "SmolLM2-135M-Instruct", vocabulary, found.context)
+        LLAMA_CPP.export_trained(layout, name, checkpoint, path, "SmolLM2-135M-Instruct", vocabulary, tokenizer.context)
         if name == "f32" and "logits" not in record:
-            ids = found.tokenizer.tokenizer.encode(texts[0][:4096]).ids[:TOKENS]
+            ids = tokenizer.tokenizer.tokenizer.encode(texts[0][:4096]).ids[:TOKENS]
             theirs = evaluate(build, path, ids, [TOKENS], folder).logits
             yield "logits", difference(layout, weights, ids, theirs)
         if name not in record:

@@ -174,7 +174,7 @@ def measuring(base: Mapping[str, Any], layouts: Sequence[str]) -> dict[str, Any]
         **{key: value for key, value in base.items() if key not in chosen},
         "name": f"{base['name']}-{ABLATED}-{content_hash(list(layouts))[:8]}",
         "layouts": list(layouts),
-        "objectives": [each for each in base["objectives"] if METRICS[each["metric"]].source != "proxy"],
+        "objectives": [objective for objective in base["objectives"] if METRICS[objective["metric"]].source != "proxy"],
         "quality": {"rungs": [{"name": "untrained", "lm_steps": _UNTRAINED}], "min_reference": 1e-6},
         "protocol": {**base.get("protocol", {}), "remeasure": None},
     }
@@ -490,7 +490,7 @@ class Ablated:
             return fmean(rows[ablated].values()) - fmean(rows[layout].values()), half
         if layout not in self._measured or ablated not in self._measured:
             return None
-        before, after = (self._measured[each] for each in (layout, ablated))
+        before, after = (self._measured[key] for key in (layout, ablated))
         change = math.expm1(after["objectives"][name] - before["objectives"][name])
         return change, Z95 * (1 + change) * math.hypot(*(row["noise"].get(name, 0.0) for row in (before, after)))
 

@@ -60,7 +60,7 @@ class Person:
 
     ask: Callable[[], bool]
     every_s: float
-    asked: int = 0
+    requests: int = 0
     seconds: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -68,7 +68,7 @@ class Person:
         """Asks until `stop` is set."""
         while not stop.wait(self.every_s):
             begun = time.monotonic()
-            self.asked += 1
+            self.requests += 1
             try:
                 if self.ask():
                     self.seconds.append(time.monotonic() - begun)
@@ -81,7 +81,7 @@ class Person:
         """Returns what became of the requests."""
         ms = [round(second * 1000, 1) for second in self.seconds]
         return {
-            "asked": self.asked,
+            "asked": self.requests,
             "answered": len(ms),
             "median_ms": round(statistics.median(ms), 1) if ms else None,
             "longest_ms": max(ms, default=None),
@@ -205,7 +205,7 @@ def run(name: str, seconds: float) -> dict[str, Any]:
         url = address.url
         trust = ssl.create_default_context(cadata=Certificates(home, store.clock).ca_pem)
         client = partial(httpx.Client, base_url=url, verify=trust, timeout=_TIMEOUT_S)
-        kept = stack.enter_context(client(headers={"Authorization": f"Bearer {boss}"}))
+        connection = stack.enter_context(client(headers={"Authorization": f"Bearer {boss}"}))
 
         def log_in() -> httpx.Response:
             with client() as browser:
@@ -218,7 +218,7 @@ def run(name: str, seconds: float) -> dict[str, Any]:
                 return browser.get("/studies.json").status_code == 200
 
         people = {
-            "kept connection": Person(lambda: kept.get("/v1/server").status_code == 200, 0.2),
+            "kept connection": Person(lambda: connection.get("/v1/server").status_code == 200, 0.2),
             "new login": Person(lambda: log_in().status_code == 303, 0.5),
             "new connection with a session": Person(look, 0.5),
         }

@@ -98,7 +98,7 @@ class Sizes(NamedTuple):
         answers: most questions about a picture whose answer is yes or no.
         image_tokens: of a picture, in training.
         fewer: the same in one more stage joint.
-        asked: with how many the models of joint are asked.
+        test_tokens: of a picture, in questions to the models of joint.
     """
 
     layout: str = "d128 v1024 ffn=swiglu:256 [C3 A4/2 C3 A4/2]"
@@ -112,7 +112,7 @@ class Sizes(NamedTuple):
     answers: int = 2
     image_tokens: int = 16
     fewer: int = 4
-    asked: tuple[int, ...] = (4, 9, 16, 36)
+    test_tokens: tuple[int, ...] = (4, 9, 16, 36)
 
 
 def main() -> None:
@@ -212,7 +212,7 @@ def measure(folder: Path, sizes: Sizes) -> None:
         f"trained {tokens}": BenchOptions(
             model, workload=small, repetitions=10, projector=projector, image_tokens=tokens, **shared
         )
-        for tokens in sizes.asked
+        for tokens in sizes.test_tokens
     }
     published = {
         f"published {tokens}": BenchOptions(
@@ -227,7 +227,7 @@ def measure(folder: Path, sizes: Sizes) -> None:
     waiting = {name: options for name, options in {**trained, **published}.items() if name not in result}
     for name, report in zip(waiting, bench_all([*waiting.values()], lambda line: say(str(line))), strict=True):
         figures = {
-            each: report["figures"][each] for each in ("ttft", "image_tokens", "peak_rss", *TTFT_PARTS["images"])
+            figure: report["figures"][figure] for figure in ("ttft", "image_tokens", "peak_rss", *TTFT_PARTS["images"])
         }
         result[name] = {"device": report["device"], **figures}
         write_durably(path, json.dumps(result).encode())
@@ -311,7 +311,7 @@ def _run_seed(folder: Path, seed: int, sizes: Sizes) -> None:
         start = str(models / "mid") if stage == "joint" else before
         record = _stage(folder, start, models / name, stage, seed, tokens, sizes)
         before = str(models / name)
-        _score(folder, models / name, record, {tokens, *(sizes.asked if stage == "joint" else ())})
+        _score(folder, models / name, record, {tokens, *(sizes.test_tokens if stage == "joint" else ())})
         say(f"seed {seed}, {name}: {time.process_time() - begin:.0f} s of CPU")
 
 
@@ -347,10 +347,10 @@ def _stage(folder: Path, start: str, output: Path, stage: str, seed: int, tokens
     return train_tower(start, Data([folder / "data" / "train.jsonl"], texts), settings, output, say, checkpoint_s=30.0)
 
 
-def _score(folder: Path, model: Path, record: TowerRecord, asked: Collection[int]) -> None:
+def _score(folder: Path, model: Path, record: TowerRecord, counts: Collection[int]) -> None:
     """Writes marks and bits per byte of a stage to its file of results, unless it is there.
 
-    asked: numbers of tokens of a picture.
+    counts: numbers of tokens of a picture.
     """
     path = model.with_suffix(".json")
     if path.is_file():
@@ -360,7 +360,7 @@ def _score(folder: Path, model: Path, record: TowerRecord, asked: Collection[int
     chat = ChatTokenizer(opened.tokenizer, str(model))
     lines = read_media_lines(folder / "data" / "test.jsonl", chat, VISION)
     assert isinstance(opened.processor, FrameSettings)
-    frames = {count: _frames(opened.processor, count) for count in sorted(asked)}
+    frames = {count: _frames(opened.processor, count) for count in sorted(counts)}
 
     others = [line._replace(files=lines[place - len(KINDS)].files) for place, line in enumerate(lines)]
 
@@ -370,10 +370,13 @@ def _score(folder: Path, model: Path, record: TowerRecord, asked: Collection[int
     result = {
         "steps": record.steps,
         "seconds": record.seconds,
-        "marks": {str(count): marked(lines, each) for count, each in frames.items()},
+        "marks": {str(count): marked(lines, settings) for count, settings in frames.items()},
         "another": marked(others, opened.processor),
         "text": text_scores(folder, network, chat),
-        "ms": {str(count): _times(network, *_asked(chat, lines[:1], each)[0], each) for count, each in frames.items()},
+        "ms": {
+            str(count): _times(network, *_asked(chat, lines[:1], settings)[0], settings)
+            for count, settings in frames.items()
+        },
     }
     write_durably(path, json.dumps(result).encode())
 
@@ -387,11 +390,11 @@ def _asked(chat: ChatTokenizer, lines: Sequence[MediaLine], frames: FrameSetting
 
 
 @torch.no_grad()
-def marks(model: Any, asked: Sequence[Asked], pad: int, frames: FrameSettings) -> str:
+def marks(model: Any, questions: Sequence[Asked], pad: int, frames: FrameSettings) -> str:
     """Returns a 1 for each answer of which each token is the likeliest, as greedy decoding gives it, else a 0."""
     result = ""
-    for begin in range(0, len(asked), _AT_ONCE):
-        part = asked[begin : begin + _AT_ONCE]
+    for begin in range(0, len(questions), _AT_ONCE):
+        part = questions[begin : begin + _AT_ONCE]
         tokens = padded([one.ids[:-1].astype(np.int64) for one in part], pad)
         labels = padded([np.where(one.answers[1:], one.ids[1:], IGNORE).astype(np.int64) for one in part], IGNORE)
         files = [file for one in part for file in one.files]
@@ -444,14 +447,14 @@ def _times(
 
 def write_page(page: Path, record: Mapping[str, Any]) -> None:
     """Writes the tables of a record; each figure is of the seeds that have come so far."""
-    kinds, own = np.array(record["kinds"]), str(record["image_tokens"])
+    kinds, image_tokens = np.array(record["kinds"]), str(record["image_tokens"])
 
     def of_seeds(stage: str) -> list[Any]:
         return [seed[stage] for seed in record["seeds"].values() if stage in seed]
 
     rows = [["the most frequent answer to the question", *_shares([record["blind"]], kinds), ""]]
     for stage in STAGES:
-        runs = [result["marks"][own] for result in of_seeds(stage)]
+        runs = [result["marks"][image_tokens] for result in of_seeds(stage)]
         rows.append([f"after {stage}", *_shares(runs, kinds), _each(runs)])
     runs = [result["another"] for result in of_seeds("joint")]
     rows.append(["after joint, with another picture", *_shares(runs, kinds), _each(runs)])
@@ -465,7 +468,7 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
             cells += [_shares(runs, kinds)[-1], _each(runs)]
         spans = [min(result["ms"][tokens][part] for result in of_seeds("joint")) for part in PARTS]
         rows.append([*cells, *(f"{ms:.1f}" for ms in (*spans, sum(spans)))])
-    trained = [head for count in (own, record["fewer"]) for head in (f"trained with {count}", "of each seed")]
+    trained = [head for count in (image_tokens, record["fewer"]) for head in (f"trained with {count}", "of each seed")]
     fill(page, "tokens", table(["tokens", *trained, *(f"{part}, ms" for part in PARTS), "all, ms"], rows))
     if latency := record.get("latency"):
         fill(page, "latency", _latency_tables(latency, of_seeds("joint")))
@@ -486,7 +489,7 @@ def _latency_tables(latency: Mapping[str, Any], joint: Sequence[Mapping[str, Any
     for name, figures in latency.items():
         kind, _, tokens = name.partition(" ")
         low, high = figures["ttft"]["ci95"]
-        memory, ttft, *parts = (figures[each]["value"] for each in ("peak_rss", "ttft", *TTFT_PARTS["images"]))
+        memory, ttft, *parts = (figures[figure]["value"] for figure in ("peak_rss", "ttft", *TTFT_PARTS["images"]))
         right = [_interval(_right([result["marks"][tokens] for result in joint]))] if kind == "trained" else []
         times = [f"{ttft:.4g} ({low:.4g} to {high:.4g})", *(f"{part:.4g}" for part in parts)]
         rows.setdefault(kind, []).append([tokens, *right, *times, f"{memory:.0f}"])

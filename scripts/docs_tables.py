@@ -95,25 +95,25 @@ def task_table() -> str:
 def post_training_table(result: Mapping[str, Any]) -> str:
     """Returns exact answers after each stage and in each file, from `benchmarks.post_training train`."""
     tasks = list(result["means"][0]["tasks"])
-    order = list(dict.fromkeys(each["weights"] for each in result["means"]))
+    order = list(dict.fromkeys(mean["weights"] for mean in result["means"]))
     rows = [
         (
-            f"`{each['weights']}`",
-            each["runtime"],
-            f"{each['seeds']}",
-            _share(each["exact"]),
-            "" if each["change"] is None else _share(each["change"], sign="+"),
-            *(f"{100 * each['tasks'][task]:.0f}" for task in tasks),
+            f"`{mean['weights']}`",
+            mean["runtime"],
+            f"{mean['seeds']}",
+            _share(mean["exact"]),
+            "" if mean["change"] is None else _share(mean["change"], sign="+"),
+            *(f"{100 * mean['tasks'][task]:.0f}" for task in tasks),
         )
-        for each in sorted(result["means"], key=lambda each: order.index(each["weights"]))
+        for mean in sorted(result["means"], key=lambda mean: order.index(mean["weights"]))
     ]
     stages = result["seeds"].values()
     times = ", ".join(
-        f"`{kind}` {each['tokens']:,} tokens in {each['steps']:,} steps, "
+        f"`{kind}` {stage['tokens']:,} tokens in {stage['steps']:,} steps, "
         f"{min(seed['stages'][kind]['seconds'] for seed in stages):.0f} to "
         f"{max(seed['stages'][kind]['seconds'] for seed in stages):.0f} s and "
         f"{max(seed['stages'][kind]['peak_memory_mb'] for seed in stages):.0f} MB"
-        for kind, each in next(iter(stages))["stages"].items()
+        for kind, stage in next(iter(stages))["stages"].items()
     )
     about = (
         f"{len(stages)} seeds of a member with {result['parameters']:,} weights (`{result['layout']}`), "
@@ -135,19 +135,19 @@ def passes_table(result: Mapping[str, Any]) -> str:
     """Returns what packing saves, from `benchmarks.post_training passes`."""
     rows = [
         (
-            f"`{each['layout']}`",
-            f"{each['batch']}",
-            f"{100 * each['padding']:.0f} %",
-            f"{each['packed_over_padded']:.2f} ({each['quartiles'][0]:.2f} to {each['quartiles'][1]:.2f})",
+            f"`{step['layout']}`",
+            f"{step['batch']}",
+            f"{100 * step['padding']:.0f} %",
+            f"{step['packed_over_padded']:.2f} ({step['quartiles'][0]:.2f} to {step['quartiles'][1]:.2f})",
         )
-        for each in result["steps"]
+        for step in result["steps"]
     ]
     return _table(("layout", "conversations of a step", "padding", "time packed / padded"), rows)
 
 
 def merges_table(result: Mapping[str, Any]) -> str:
     """Returns peak memory of merges, from `benchmarks.post_training memory`: by method and size."""
-    peaks = {(each["method"], each["model_mb"]): each["peak_mb"] for each in result["merges"]}
+    peaks = {(merge["method"], merge["model_mb"]): merge["peak_mb"] for merge in result["merges"]}
     sizes = sorted({size for _, size in peaks})
     rows = [
         (f"`{method}`", *(f"{peaks[method, size]:,.0f} MB" for size in sizes))

@@ -77,13 +77,16 @@ def pip_command() -> list[str]:
 def pip_settings() -> dict[str, str]:
     """What the user has configured for `pip install`, by option; later sources win, in pip's own order."""
     listed = subprocess.run([*pip_command(), "config", "list"], capture_output=True, text=True, check=True).stdout
-    found: dict[tuple[str, str], str] = {}
+    settings: dict[tuple[str, str], str] = {}
     for line in listed.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
-        found[section, name] = ast.literal_eval(value)
+        settings[section, name] = ast.literal_eval(value)
     return {
-        name: value for wanted in ("global", "install", ":env:") for (at, name), value in found.items() if at == wanted
+        name: value
+        for section in ("global", "install", ":env:")
+        for (at, name), value in settings.items()
+        if at == section
     }
 
 

@@ -54,25 +54,25 @@ def main() -> None:
     parser.add_argument("database", type=Path)
     parser.add_argument("study", nargs="+")
     parser.add_argument("--every", type=Path, metavar="FOLDER")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         raise SystemExit("Chromium is not installed (Debian, Ubuntu: apt install chromium)")
-    folder = given.every or FOLDER
+    folder = arguments.every or FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with (
         TemporaryDirectory() as copies,
-        served(given.database, Path(copies)) as origin,
+        served(arguments.database, Path(copies)) as origin,
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         for width, scheme in itertools.product(HEIGHTS, SCHEMES):
-            take(browser, origin, given.study, width, scheme, folder, every=given.every is not None)
+            take(browser, origin, arguments.study, width, scheme, folder, every=arguments.every is not None)
 
 
 @contextmanager
 def served(database: Path, folder: Path) -> Iterator[str]:
-    """The origin of a coordinator's pages over a copy of the database, for who is named as a proxy would."""
+    """Serves a coordinator's pages over a copy of the database, for a visitor whom a proxy names; yields the URL."""
     copy = folder / "nas.db"
     with (
         closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as source,
@@ -117,8 +117,8 @@ def picture(page: Page, url: str, file: Path) -> None:
         page.wait_for_load_state("networkidle")
     height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
     page.set_viewport_size({"width": size["width"], "height": height})
-    with Image.open(BytesIO(page.screenshot())) as taken:
-        taken.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    with Image.open(BytesIO(page.screenshot())) as image:
+        image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
     page.set_viewport_size(size)
     kilobytes = file.stat().st_size / 1000
     print(f"{file.name}: {kilobytes:.0f} kB")
@@ -127,7 +127,7 @@ def picture(page: Page, url: str, file: Path) -> None:
 
 
 def pages(page: Page, origin: str, studies: list[str]) -> Iterator[tuple[str, str]]:
-    """What a picture is called, and the path of its page."""
+    """Yields the name of each picture, and the path of its page."""
 
     def told(path: str) -> Any:
         return page.request.get(f"{origin}{path}.json").json()

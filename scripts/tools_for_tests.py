@@ -119,15 +119,15 @@ GROUPS = {
 
 def absent() -> dict[str, str]:
     """Returns the groups that cannot run here, and what each lacks."""
-    found = {name: ", ".join(group.missing()) or group.denied() for name, group in GROUPS.items()}
-    return {name: lacks for name, lacks in found.items() if lacks}
+    gaps = {name: ", ".join(group.missing()) or group.denied() for name, group in GROUPS.items()}
+    return {name: lacks for name, lacks in gaps.items() if lacks}
 
 
-def remedy(left: Mapping[str, str]) -> str:
+def remedy(groups: Mapping[str, str]) -> str:
     """Returns the line that adds absent groups."""
-    packages = [package for name in left if GROUPS[name].missing() for package in GROUPS[name].packages]
+    packages = [package for name in groups if GROUPS[name].missing() for package in GROUPS[name].packages]
     steps = [f"apt install {' '.join(packages)}"] if packages else []
-    if any(GROUPS[name].denied() == NOT_ROOT for name in left):
+    if any(GROUPS[name].denied() == NOT_ROOT for name in groups):
         steps.append("run make test as root")
     return "; ".join(steps)
 
@@ -139,24 +139,24 @@ def in_ci() -> bool:
 
 def install() -> None:
     """Installs the packages of absent groups; one that apt does not have is left out alone."""
-    wanted = [group for group in GROUPS.values() if group.missing()]
-    if not wanted or os.geteuid() or not shutil.which("apt-get"):
+    groups = [group for group in GROUPS.values() if group.missing()]
+    if not groups or os.geteuid() or not shutil.which("apt-get"):
         return
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(["apt-get", "-qq", "update"], env=env, check=False)
-    for group in wanted:
+    for group in groups:
         say(f"installing {' '.join(group.packages)} (apt-get), for tests that {group.what}")
         subprocess.run(["apt-get", "-qq", "install", "-y", *group.packages], env=env, check=False, stdout=_STDERR)
 
 
 def report() -> int:
     """Lists the groups that are left out; returns the exit code."""
-    left = absent()
-    for name, lacks in left.items():
+    groups = absent()
+    for name, lacks in groups.items():
         say(f"left out: those that {GROUPS[name].what} (group {name}; missing: {lacks})")
-    if line := remedy(left):
+    if line := remedy(groups):
         say(f"to run them too on Debian or Ubuntu: {line}")
-    return 1 if left and in_ci() else 0
+    return 1 if groups and in_ci() else 0
 
 
 def say(message: str) -> None:

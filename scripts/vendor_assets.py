@@ -44,46 +44,46 @@ def main() -> None:
     locked = {} if relock else {entry["file"]: entry for entry in json.loads(LOCK.read_text())}
     entries = []
     with tempfile.TemporaryDirectory() as folder:
-        for wanted in WANTED:
-            content, licence = _fetch(wanted, Path(folder))
-            entry = _entry(wanted, licence, content)
-            if not relock and locked.get(wanted.name) != entry:
-                raise SystemExit(f"{wanted.name}: not what assets.lock says: {entry} != {locked.get(wanted.name)}")
-            (ASSETS / wanted.name).write_bytes(content)
+        for asset in WANTED:
+            content, licence = _fetch(asset, Path(folder))
+            entry = _entry(asset, licence, content)
+            if not relock and locked.get(asset.name) != entry:
+                raise SystemExit(f"{asset.name}: not what assets.lock says: {entry} != {locked.get(asset.name)}")
+            (ASSETS / asset.name).write_bytes(content)
             entries.append(entry)
     if relock:
         LOCK.write_text(json.dumps(entries, indent=2) + "\n")
 
 
-def _fetch(wanted: Wanted, folder: Path) -> tuple[bytes, str]:
+def _fetch(asset: Wanted, folder: Path) -> tuple[bytes, str]:
     """Returns the file, and its package's licence."""
-    archive = folder / f"{wanted.package}-{wanted.version}.tgz"
+    archive = folder / f"{asset.package}-{asset.version}.tgz"
     if not archive.exists():
-        _pack(wanted, folder)
+        _pack(asset, folder)
     with tarfile.open(archive) as packed:
         package = json.loads(_read(packed, "package.json"))
-        assert (package["name"], package["version"]) == (wanted.package, wanted.version), package["name"]
-        return _read(packed, wanted.member), package["license"]
+        assert (package["name"], package["version"]) == (asset.package, asset.version), package["name"]
+        return _read(packed, asset.member), package["license"]
 
 
-def _pack(wanted: Wanted, folder: Path) -> None:
-    spec = f"{wanted.package}@{wanted.version}"
+def _pack(asset: Wanted, folder: Path) -> None:
+    spec = f"{asset.package}@{asset.version}"
     command = ["npm", "pack", "--ignore-scripts", "--silent", "--pack-destination", str(folder), spec]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
 
 
 def _read(packed: tarfile.TarFile, member: str) -> bytes:
-    found = packed.extractfile(f"package/{member}")
-    assert found is not None, f"{member} is no file"
-    return found.read()
+    file = packed.extractfile(f"package/{member}")
+    assert file is not None, f"{member} is no file"
+    return file.read()
 
 
-def _entry(wanted: Wanted, licence: str, content: bytes) -> dict[str, Any]:
+def _entry(asset: Wanted, licence: str, content: bytes) -> dict[str, Any]:
     return {
-        "file": wanted.name,
-        "package": wanted.package,
-        "version": wanted.version,
-        "source": wanted.member,
+        "file": asset.name,
+        "package": asset.package,
+        "version": asset.version,
+        "source": asset.member,
         "licence": licence,
         "sha256": hashlib.sha256(content).hexdigest(),
     }

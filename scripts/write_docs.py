@@ -79,9 +79,9 @@ def generated() -> dict[Path, str]:
 def _replaced(text: str, name: str, part: str) -> str:
     """Returns `text` with the part between the markers of `name` replaced."""
     begin = BEGIN.format(name)
-    before, found, rest = text.partition(begin)
-    _, ended, after = rest.partition(END)
-    assert found and ended, f"no {begin} ... {END}"
+    before, opening, rest = text.partition(begin)
+    _, closing, after = rest.partition(END)
+    assert opening and closing, f"no {begin} ... {END}"
     return f"{before}{begin}\n\n{part.strip()}\n\n{END}{after}"
 
 
@@ -101,8 +101,8 @@ def _helps(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:
     )  # fmt: skip
     yield context.command_path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     if isinstance(command, typer.core.TyperGroup):
-        for each in command.list_commands(context):
-            yield from _helps(command.get_command(context, each), each, context)
+        for subcommand in command.list_commands(context):
+            yield from _helps(command.get_command(context, subcommand), subcommand, context)
 
 
 if __name__ == "__main__":

@@ -131,8 +131,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[LEFT_OUT] = dict(Counter(filter(None, reasons)))
     config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
     rank = {name: place for place, name in enumerate(LONGEST)}
-    left = [item for item, reason in zip(items, reasons, strict=True) if not reason]
-    items[:] = sorted(left, key=lambda item: rank.get(item.path.stem, len(rank)))
+    selection = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+    items[:] = sorted(selection, key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 def reason_to_leave_out(item: pytest.Item, absent: Iterable[str]) -> str:

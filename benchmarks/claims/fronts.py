@@ -55,8 +55,8 @@ def volume_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
         for _ in range(studies):
             true, corner = _trade(rng, count), np.array([0.2, 1.2])
             sds = np.full(true.shape, 0.02)
-            found = volume(true + sds * rng.standard_normal(true.shape), sds, corner, _DRAWS)
-            held.append(found.low <= hypervolume(true, corner) <= found.high)
+            estimate = volume(true + sds * rng.standard_normal(true.shape), sds, corner, _DRAWS)
+            held.append(estimate.low <= hypervolume(true, corner) <= estimate.high)
         yield share("hypervolume: interval", f"{count} candidates, noise 0.02", 0.95, held)
 
 
@@ -84,10 +84,10 @@ def effect_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
         held, marked = [], []
         for _ in range(studies):
             table = rng.standard_normal((count, knobs))
-            found = effects(table, table[:, 0] + rng.standard_normal(count))
-            assert found is not None, "there are trials enough"
-            held.append(bool(found.low[0] <= np.ptp(table[:, 0]) <= found.high[0]))
-            marked += (found.low[1:] * found.high[1:] > 0).tolist()
+            estimates = effects(table, table[:, 0] + rng.standard_normal(count))
+            assert estimates is not None, "there are trials enough"
+            held.append(bool(estimates.low[0] <= np.ptp(table[:, 0]) <= estimates.high[0]))
+            marked += (estimates.low[1:] * estimates.high[1:] > 0).tolist()
         where = f"{count} trials, {knobs} knobs"
         yield share("knobs: interval of the effect", where, 0.95, held)
         yield share("knobs: one without effect is marked", where, 0.05, marked, "at most")
@@ -100,10 +100,10 @@ def rank_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
         for _ in range(studies):
             first, other = rng.standard_normal((2, count))
             second = rho * first + math.sqrt(1 - rho * rho) * other
-            found = rank_correlation(first, second)
-            assert found.spearman is not None and found.kendall is not None, "there are layouts enough"
-            spearman.append(found.spearman.low <= 6 / math.pi * math.asin(rho / 2) <= found.spearman.high)
-            kendall.append(found.kendall.low <= 2 / math.pi * math.asin(rho) <= found.kendall.high)
+            agreement = rank_correlation(first, second)
+            assert agreement.spearman is not None and agreement.kendall is not None, "there are layouts enough"
+            spearman.append(agreement.spearman.low <= 6 / math.pi * math.asin(rho / 2) <= agreement.spearman.high)
+            kendall.append(agreement.kendall.low <= 2 / math.pi * math.asin(rho) <= agreement.kendall.high)
         where = f"{count} layouts, correlation {rho:g}"
         yield share("agreement: interval of Spearman's rho", where, 0.95, spearman)
         yield share("agreement: interval of Kendall's tau", where, 0.95, kendall)
@@ -116,12 +116,12 @@ def model_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
         problem = Problem("hybrid", seed)
         sampler = Sampler(problem.space)
         layouts = [sampler.draw(rng) for _ in range(60)]
-        known, unseen = layouts[:30], layouts[30:]
+        training, unseen = layouts[:30], layouts[30:]
         kinds = [block.kind for block in problem.space.mixers + problem.space.ffn]
         noise = problem.kind.device_noise
-        logs = np.array([problem.truth(layout)["decode"] + noise * rng.standard_normal() for layout in known])
+        logs = np.array([problem.truth(layout)["decode"] + noise * rng.standard_normal() for layout in training])
         model = HardwareModel(
-            Costs(problem.space.workloads["chat"], kinds, "ms"), Measured(known, logs, np.full(len(logs), noise))
+            Costs(problem.space.workloads["chat"], kinds, "ms"), Measured(training, logs, np.full(len(logs), noise))
         )
         estimate = model.predict(unseen)
         true = np.array([problem.truth(layout)["decode"] for layout in unseen])
@@ -129,7 +129,7 @@ def model_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
         search = make_proposer(sampler, "ehvi", seed)
         assert isinstance(search, EhviSearch), "it has a model of all objectives"
         search.fix_reference_point(problem.reference_point)
-        for layout in known:
+        for layout in training:
             search.tell(problem.observe(layout, gated=False))
         forecast = search.surrogate().predict(unseen)[0]
         values = np.array([[problem.truth(layout)[name] for name in problem.axes] for layout in unseen])

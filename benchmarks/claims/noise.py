@@ -59,16 +59,16 @@ def budget_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
             SearchSpace,
             SimpleNamespace(budgets=[budget], targets=[("local", KEY.runtime)], labels=lambda _: [KEY.runtime]),
         )
-        stated, kept, held = [], [], []
+        stated, outcomes, held = [], [], []
         for _ in range(4 * studies):
             true = 0.9 * TRUE * math.exp(rng.uniform(-0.25, 0.25))
             figures = {KEY: {"decode_p50": world.figure(math.log(true))}}
             published = {KEY: {"decode_p50": world.figure(math.log(TRUE))}}
             (check,) = check_budgets(shape, figures, published)
             stated.append(_known(check.chance))
-            kept.append(true <= 0.9 * TRUE)
+            outcomes.append(true <= 0.9 * TRUE)
             held.append(_interval_holds(check, true if what == "absolute" else true * check.limit / (0.9 * TRUE)))
-        yield from calibration("budget: chance that it is kept", f"{what} limit", stated, kept)
+        yield from calibration("budget: chance that it is kept", f"{what} limit", stated, outcomes)
         yield share("budget: interval of the value", f"{what} limit", 0.95, held)
 
 
@@ -77,7 +77,7 @@ def quality_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
     budget = Budget.model_validate({"metric": "quality", "min": 0.95})
     shape = space().model_copy(update={"budgets": (budget,)})
     for fresh in (False, True):
-        stated, kept, held = [], [], []
+        stated, outcomes, held = [], [], []
         for _ in range(2 * studies):
             world, true = World(rng), 0.95 + rng.uniform(-0.15, 0.15)
             scale, _references = world.scale()
@@ -87,11 +87,11 @@ def quality_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
             quality = scale.quality(world.scores(true, seeds))
             (check,) = check_quality(shape, quality, final=False)
             stated.append(_known(check.chance))
-            kept.append(true >= 0.95)
+            outcomes.append(true >= 0.95)
             held.append(_interval_holds(check, true))
         where = f"{len(seeds)} {'fresh ' * fresh}seeds, 6 anchors"
         yield share("quality: interval of the value", where, 0.95, held)
-        yield from calibration("quality: chance that a budget is kept", where, stated, kept)
+        yield from calibration("quality: chance that a budget is kept", where, stated, outcomes)
 
 
 def recall_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
@@ -142,9 +142,9 @@ def _times(rng: np.random.Generator, count: int) -> tuple[dict[str, Figure], dic
     prompt, token, gen = 200.0, TRUE, 340
 
     def run(scale: float, speed: float) -> Sample:
-        own = speed * math.exp(0.02 * rng.standard_normal())
-        ns = (1e6 * token * scale * own * np.exp(0.04 * rng.standard_normal(gen))).astype(int).tolist()
-        prefill = [int(1e6 * prompt * scale * own)]
+        factor = speed * math.exp(0.02 * rng.standard_normal())
+        ns = (1e6 * token * scale * factor * np.exp(0.04 * rng.standard_normal(gen))).astype(int).tolist()
+        prefill = [int(1e6 * prompt * scale * factor)]
         return Sample(
             load_ms=1, ttft_ms=prefill[0] / 1e6, prefill_cpu_ms=prefill[0] / 1e6, prefill_ns=prefill,
             prefill_cpu_ns=prefill, decode_ns=ns, decode_cpu_ns=ns, turns=[4] * (gen // 4),

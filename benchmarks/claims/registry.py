@@ -187,7 +187,9 @@ def statistics() -> Iterator[str]:
 def _modules() -> Iterator[ModuleType]:
     for name in PACKAGES:
         package = importlib.import_module(name)
-        yield from (importlib.import_module(f"{name}.{found.name}") for found in pkgutil.iter_modules(package.__path__))
+        yield from (
+            importlib.import_module(f"{name}.{module.name}") for module in pkgutil.iter_modules(package.__path__)
+        )
     yield from map(importlib.import_module, MODULES)
 
 

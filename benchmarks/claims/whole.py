@@ -80,10 +80,10 @@ def _study(rng: np.random.Generator, *, alike: bool) -> tuple[Headline | None, f
     published = Layout.parse(_SPACE["references"]["published"])
 
     def train(job: TrainJob, spec: Mapping[str, Any]) -> TrainResult:
-        made = trained(job, spec)
-        level = 1.0 if alike else made.scores["lm/text"] / 2 - 0.01 * job.seed / 2
+        result = trained(job, spec)
+        level = 1.0 if alike else result.scores["lm/text"] / 2 - 0.01 * job.seed / 2
         score = 2 * (level + shifts[job.seed] + _SEED * rng.standard_normal())
-        return made.model_copy(update={"scores": {"lm/text": float(score)}})
+        return result.model_copy(update={"scores": {"lm/text": float(score)}})
 
     with tempfile.TemporaryDirectory(prefix="hilnas-claims-") as folder:
         path = Path(folder)

@@ -113,8 +113,8 @@ class World:
         references = {name: self.scores(true, RUNG_SEEDS) for name, true in ((PUBLISHED, 1.0), (ATTENTION, 0.95))}
         true = [1.0, 0.95, *self.rng.normal(0.95, 0.1, _ANCHORS - 2)]
         anchors = Anchors([self.scores(value, ANCHOR_SEEDS) for value in true], {"lm": len(RUNG_SEEDS)})
-        made = fix_scale("only", references[PUBLISHED], [references[ATTENTION]], minimum=0.01, anchors=anchors)
-        return made, references
+        scale = fix_scale("only", references[PUBLISHED], [references[ATTENTION]], minimum=0.01, anchors=anchors)
+        return scale, references
 
     def study(self, log_latency: Floats, quality: Floats, *, second: bool = True) -> StudyRecord:
         """Returns a complete study.
@@ -126,20 +126,20 @@ class World:
         """
         self._shifts = {}
         scale, references = self.scale()
-        taken = {name: {KEY: {"latency": self.figure(true)}} for name, true in ((PUBLISHED, 0.0), (ATTENTION, 0.1))}
+        baselines = {name: {KEY: {"latency": self.figure(true)}} for name, true in ((PUBLISHED, 0.0), (ATTENTION, 0.1))}
         rows: dict[int, Record] = {}
         for number, name in enumerate((PUBLISHED, ATTENTION)):
-            found = scale.quality(references[name])
-            rows[number] = _record(number, "reference", space().references.layouts()[name], taken[name], found)
+            estimate = scale.quality(references[name])
+            rows[number] = _record(number, "reference", space().references.layouts()[name], baselines[name], estimate)
         for place, (log_value, true) in enumerate(zip(log_latency.tolist(), quality.tolist(), strict=True)):
             number = 2 + place
             figures = {KEY: {"latency": self.figure(log_value)}}
-            found = scale.quality(self.scores(true, RUNG_SEEDS))
-            rows[number] = _record(number, "proposal", layout(place), figures, found)
+            estimate = scale.quality(self.scores(true, RUNG_SEEDS))
+            rows[number] = _record(number, "proposal", layout(place), figures, estimate)
         log = StudyLog(launched=True)
         log.completions = [Completion(number, 0.0, 0.0) for number in rows if number >= 2]
         point = [-0.5, 0.7]
-        record = StudyRecord(_row(scale, taken, point), space(), rows, taken[PUBLISHED], point, log)
+        record = StudyRecord(_row(scale, baselines, point), space(), rows, baselines[PUBLISHED], point, log)
         for row in rows.values():
             row.axes = axes_of(row, record)
         if second:
@@ -175,9 +175,9 @@ class World:
 
 def snapshot(record: StudyRecord) -> StudySnapshot:
     """Returns the snapshot of a study that its sentences are made of; their last one, of reliability, is left out."""
-    made = StudySnapshot(record)
-    made.cached("reliability", lambda: None)
-    return made
+    result = StudySnapshot(record)
+    result.cached("reliability", lambda: None)
+    return result
 
 
 def _known(record: Record) -> list[Any]:
@@ -189,14 +189,14 @@ def _record(number: int, origin: Any, of: Layout, figures: Figures, quality: Any
         study=1, number=number, layout={}, layout_id=of.id, origin=origin, parents=(), operator=None, record=None,
         status=TrialStatus(TrialState.COMPLETE, 0), created=0.0, updated=0.0,
     )  # fmt: skip
-    text = {key: json.dumps({name: each.model_dump() for name, each in by.items()}) for key, by in figures.items()}
+    text = {key: json.dumps({name: figure.model_dump() for name, figure in by.items()}) for key, by in figures.items()}
     measured = {key: MeasurementSummary("0" * 64, value) for key, value in text.items()}
     return Record(trial, of, measurements=measured, quality=quality, rungs={"only": quality})
 
 
-def _row(scale: QualityScale, taken: Mapping[str, Figures], point: Sequence[float]) -> Study:
+def _row(scale: QualityScale, baselines: Mapping[str, Figures], point: Sequence[float]) -> Study:
     scales = {
-        "figures": {name: figures_json(figures) for name, figures in taken.items()},
+        "figures": {name: figures_json(figures) for name, figures in baselines.items()},
         "quality": {scale.rung: scale.model_dump(mode="json")},
     }
     names = [objective.name for objective in space().objectives]

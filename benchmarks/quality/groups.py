@@ -177,7 +177,7 @@ def report(suite: Suite, trained: Mapping[str, Mapping[str, Any]]) -> str:
             signal = math.sqrt(max(0.0, variance(means.values()) - noise**2))
             shown = [f"{means[layout]:.2f}" if layout in means else "-" for layout in others]
             prices = suite.prices(name) or ()
-            seconds = fmean(trained[each.key].get("cpu_seconds", 0.0) for each in suite.jobs(name, PUBLISHED))
+            seconds = fmean(trained[run.key].get("cpu_seconds", 0.0) for run in suite.jobs(name, PUBLISHED))
             numbers = [f"{number:.2f}" for number in (signal, noise)]
             numbers += [f"{price:.2f}" for price in prices] or ["-", "-"]
             cells.append((group, f"{fmean(published.values()):.2f}", ceiling(job), *shown, *numbers, f"{seconds:.0f}"))

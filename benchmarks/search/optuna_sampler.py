@@ -98,20 +98,20 @@ class ListEncoding:
 
     Args:
         listed: the layouts.
-        taken: whether a layout was proposed or observed; such layouts are not decoded.
+        is_taken: whether a layout was proposed or observed; such layouts are not decoded.
     """
 
-    def __init__(self, listed: Listed, taken: Callable[[Layout], bool]) -> None:
+    def __init__(self, listed: Listed, is_taken: Callable[[Layout], bool]) -> None:
         from optuna.distributions import FloatDistribution
 
-        self._listed, self._taken = listed, taken
+        self._listed, self._is_taken = listed, is_taken
         self.distributions: dict[str, BaseDistribution] = {
             f"place{axis}": FloatDistribution(0.0, 1.0) for axis in range(listed.places.shape[1])
         }
 
     def decode(self, params: Mapping[str, Any], rng: Rng) -> Layout | None:
         """Returns the nearest layout that is not taken; None where all are."""
-        return self._listed.nearest(np.array([params[name] for name in self.distributions]), self._taken)
+        return self._listed.nearest(np.array([params[name] for name in self.distributions]), self._is_taken)
 
     def encode(self, layout: Layout, rng: Rng) -> dict[str, Any]:
         """Returns the place of a layout of the list."""
@@ -160,15 +160,15 @@ class OptunaSearch(BaseProposer):
             self._trail.append((list(ids), self._register(proposal, params)))
 
     def ask(self, count: int) -> list[Proposal]:
-        asked = []
+        proposals = []
         for _ in range(count):
             ids = self._sync()
-            found = super().ask(1)
-            if not found:
+            batch = super().ask(1)
+            if not batch:
                 break
-            self._trail.append((ids, self._register(found[0])))
-            asked += found
-        return asked
+            self._trail.append((ids, self._register(batch[0])))
+            proposals += batch
+        return proposals
 
     def propose(self, rng: Rng) -> Child | None:
         study = self._live()
@@ -245,8 +245,8 @@ class OptunaSearch(BaseProposer):
             return None
         values = []
         for name in self.log.objectives:
-            known = [other.objectives[name] for other in self._told.values() if name in other.objectives]
-            values.append(seen.objectives.get(name, max(known, default=0.0)))
+            column = [other.objectives[name] for other in self._told.values() if name in other.objectives]
+            values.append(seen.objectives.get(name, max(column, default=0.0)))
         return values
 
 

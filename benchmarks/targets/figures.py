@@ -78,7 +78,7 @@ def choose(times: Times, allowed: Sequence[int]) -> Choice:
     gains = means[chosen, targets] - np.take_along_axis(drawn, chosen[:, None], axis=1)[:, 0]
     return Choice(
         best=best,
-        losses=[[loss(best[own], target) for target in targets] for own in targets],
+        losses=[[loss(best[origin], target) for target in targets] for origin in targets],
         compromise=compromise,
         compromise_losses={name: [loss(layout, target) for target in targets] for name, layout in compromise.items()},
         published=[loss(times.places.index(0), target) for target in targets] if 0 in times.places else [],

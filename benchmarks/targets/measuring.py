@@ -80,11 +80,11 @@ def targets_of(machine: Device) -> list[Target]:
     """
     levels = [name for name, features in ISA_FEATURES.items() if set(features) <= set(machine.cpu_features)]
     variants = {name: LLAMA_CPP.variant_for(machine.target, ISA_FEATURES[name]).name for name in levels}
-    own = LLAMA_CPP.variant_for(machine.target, machine.cpu_features).name
-    for variant in {*variants.values(), own}:
+    native = LLAMA_CPP.variant_for(machine.target, machine.cpu_features).name
+    for variant in {*variants.values(), native}:
         LLAMA_CPP.build(log=say, patched=True, variant=variant)
     EXECUTORCH.build(log=say)
-    same = next((name for name, variant in variants.items() if variant == own), None)
+    same = next((name for name, variant in variants.items() if variant == native), None)
     targets = []
     for threads in (1, 2):
         for level in levels:
@@ -121,9 +121,9 @@ class Bench:
             path = self._folder / f"calibration-{target.name.replace(' ', '-')}.json"
             saved = None
             if path.exists():
-                kept = json.loads(path.read_text())
-                times = {name: ReferenceTimes.model_validate(row) for name, row in kept["times"].items()}
-                saved = SavedCalibration(kept["build"], times, kept["conditions"])
+                record = json.loads(path.read_text())
+                times = {name: ReferenceTimes.model_validate(row) for name, row in record["times"].items()}
+                saved = SavedCalibration(record["build"], times, record["conditions"])
             load = workload(target.threads)
             calibrator = Calibrator(
                 self._farm, self._farm.jobs(None), _PROTOCOL, self._folder / "work", say, {"request": load}, 38_000_000
@@ -224,19 +224,19 @@ def _device_name(address: str) -> str:
 def _exported(folder: Path, layouts: Sequence[Layout], store: Store) -> dict[tuple[int, str], Artifact]:
     """Exports what the folder lacks. ExecuTorch lowers each shape of a block once, some seconds each."""
     path = folder / "artifacts.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
+    records = json.loads(path.read_text()) if path.exists() else {}
     artifacts: dict[tuple[int, str], Artifact] = {}
     for index, layout in enumerate(layouts):
         for name, spec in RUNTIME_SPACES.items():
             key = f"{name} {layout.id}"
-            if key not in known:
+            if key not in records:
                 say(f"exporting {index + 1} of {len(layouts)} for {name}")
                 artifact = export_to_store(
                     store, folder / "work", RUNTIMES[name], layout, spec.quantisation, RandomWeights(DEPLOY_SEED)
                 )
-                known[key] = artifact.model_dump(mode="json")
-                write_durably(path, json.dumps(known).encode())
-            artifacts[index, name] = Artifact.model_validate(known[key])
+                records[key] = artifact.model_dump(mode="json")
+                write_durably(path, json.dumps(records).encode())
+            artifacts[index, name] = Artifact.model_validate(records[key])
     return artifacts
 
 

@@ -61,16 +61,16 @@ def mean_errors(errors: Sequence[Errors]) -> Errors:
 
 
 def forecasts(
-    costs: Costs, known: Mapping[str, HardwareModel], few: Measured
+    costs: Costs, models: Mapping[str, HardwareModel], few: Measured
 ) -> dict[str, Callable[[Sequence[Layout]], Array]]:
     """Returns the forecast of each of `WAYS` from few measurements of a new target.
 
     Args:
         costs: of the workload.
-        known: models of known targets.
+        models: of known targets.
         few: at least `MIN_POINTS` measurements of the new one.
     """
-    moved = [model.moved(few) for model in known.values()]
+    moved = [model.moved(few) for model in models.values()]
 
     def doubt(model: HardwareModel) -> float:
         if len(few.layouts) > MIN_POINTS:
@@ -110,7 +110,7 @@ def leave_one_target_out(
     ]
     result: dict[str, dict[int, dict[str, Errors]]] = {}
     for place, name in enumerate(names):
-        known = {
+        models = {
             other: model
             for other, model in zip(names, everything, strict=True)
             if other != name and same.get(other) != name and same.get(name) != other
@@ -124,7 +124,7 @@ def leave_one_target_out(
                 seen, unseen = drawn[:count], drawn[count:]
                 few = Measured([layouts[row] for row in seen], logs[seen, place], np.full(count, spread[place]))
                 tests = [layouts[row] for row in unseen]
-                for way, forecast in forecasts(costs, known, few).items():
+                for way, forecast in forecasts(costs, models, few).items():
                     errors.setdefault(way, []).append(errors_of(forecast(tests), logs[unseen, place]))
             result.setdefault(name, {})[count] = {way: mean_errors(rows) for way, rows in errors.items()}
     return result

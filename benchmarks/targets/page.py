@@ -110,8 +110,8 @@ def _once(study: Table, times: Times) -> Times:
 def _loss_table(study: Table, times: Times, choice: Choice) -> Iterator[str]:
     names = [target.name for target in study.targets if not target.repeats]
     rows = [
-        [f"best for {own}", *(("0" if i == j else str(loss)) for j, loss in enumerate(choice.losses[i])), _worst(row)]
-        for i, (own, row) in enumerate(zip(names, choice.losses, strict=True))
+        [f"best for {name}", *(("0" if i == j else str(loss)) for j, loss in enumerate(choice.losses[i])), _worst(row)]
+        for i, (name, row) in enumerate(zip(names, choice.losses, strict=True))
     ]
     for rule, losses in choice.compromise_losses.items():
         rows.append([f"compromise, `{rule}`", *map(str, losses), _worst(losses)])
@@ -146,8 +146,8 @@ def _kinds(study: Table) -> Iterator[str]:
         flips = costs.flips()
         if not flips:
             yield "No two kinds change their order for sure (in 97.5 % of draws on both sides)."
-        for a, b, here, there in flips:
-            yield f"- {KINDS[a]} costs more than {KINDS[b]} on {names[here]}, and less on {names[there]}"
+        for a, b, first, second in flips:
+            yield f"- {KINDS[a]} costs more than {KINDS[b]} on {names[first]}, and less on {names[second]}"
         yield f"\nIf all kinds cost the same, about {costs.flips_by_chance():.1f} pairs would be listed.\n"
 
 

@@ -12,10 +12,10 @@ SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 def findings(page: Page) -> list[str]:
     """A line for each element that breaks a rule of any severity: the rule, where, and what is wrong."""
-    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     return [
         f"{rule['id']} ({rule['impact']}): {element['html'][:160]}: {element['failureSummary']}"
-        for rule in found
+        for rule in violations
         for element in rule["nodes"]
     ]
 

@@ -47,8 +47,11 @@ class Watched:
     expected: list[str] = field(default_factory=list)
 
     def watch(self, page: Page) -> None:
-        """From now on."""
-        page.on("console", lambda told: self.note(told.type, told.text) if told.type in ("error", "warning") else None)
+        """Notes what a page does from now on."""
+        page.on(
+            "console",
+            lambda message: self.note(message.type, message.text) if message.type in ("error", "warning") else None,
+        )
         page.on("pageerror", lambda error: self.note("error", str(error)))
         page.on("request", lambda request: self.ask(request.url))
 
@@ -62,7 +65,7 @@ class Watched:
     @property
     def faults(self) -> list[str]:
         """What no test brought about."""
-        return [each for each in self.seen if not any(part in each for part in self.expected)]
+        return [message for message in self.seen if not any(part in message for part in self.expected)]
 
 
 @pytest.fixture(scope="session")
@@ -108,14 +111,14 @@ def fill(lab: LiveLab, study: int) -> None:
 @pytest.fixture
 def lab(tmp_path: Path) -> LiveLab:
     """A store of this test, with the study `study` under way."""
-    made = LiveLab(tmp_path)
-    fill(made, made.study())
-    return made
+    lab = LiveLab(tmp_path)
+    fill(lab, lab.study())
+    return lab
 
 
 @pytest.fixture
 def live(lab: LiveLab) -> Iterator[str]:
-    """URL of its pages."""
+    """URL of the pages of that store."""
     with dashboard_here(lab.store) as url:
         yield url
 
@@ -134,10 +137,10 @@ def context(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Browse
 @pytest.fixture
 def watched(context: BrowserContext) -> Iterator[Watched]:
     """Judges all pages of the browser when the test is over."""
-    told = Watched("")
-    context.on("page", told.watch)
-    yield told
-    assert told.faults == []
+    monitor = Watched("")
+    context.on("page", monitor.watch)
+    yield monitor
+    assert monitor.faults == []
 
 
 @pytest.fixture

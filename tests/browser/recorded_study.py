@@ -33,7 +33,7 @@ BASE = {
     "latency": (1000.0, "ms"), "peak_rss": (60.0, "MB"), "ttft": (250.0, "ms"), "decode_p50": (7.5, "ms"),
     "file_size": (15.0, "MB"),
 }  # fmt: skip
-"""Of the published reference; a guess."""
+"""Figures of the published reference; a guess."""
 
 PROFILED = 60
 """Number of the trial with a profile."""
@@ -55,14 +55,14 @@ def add_recorded_study(store: Store, clock: StillClock, device: str, name: str =
     events.append(store, study, {"what": Calibrated.what, "id": device, "device": "local"})
     events.append(store, study, {"what": Launched.what, "trials": len(record["told"]) - 2, "warm_start": []})
     events.append(store, study, ReferencePointFixed(record["reference_point"]).to_json())
-    taken = figures_json({MeasurementKey("local", "llama.cpp", "chat"): _figures({"objectives": {}, "noise": {}})})
-    studies.set_scales(store, study, {"figures": {PUBLISHED: taken, ATTENTION: taken}})
+    figures = figures_json({MeasurementKey("local", "llama.cpp", "chat"): _figures({"objectives": {}, "noise": {}})})
+    studies.set_scales(store, study, {"figures": {PUBLISHED: figures, ATTENTION: figures}})
     studies.freeze_reference(store, study, record["reference_point"])
-    proposed = trials.propose(store, study, [_proposal(each) for each in record["told"]])
+    proposed = trials.propose(store, study, [_proposal(row) for row in record["told"]])
     numbers = {trial.layout_id: trial.number for trial in proposed}
-    for each in sorted(record["told"], key=lambda each: each["after_s"]):
-        clock.time = began + each["after_s"]
-        _tell(store, study, numbers[Layout.parse(each["layout"]).id], each, space, device)
+    for row in sorted(record["told"], key=lambda row: row["after_s"]):
+        clock.time = began + row["after_s"]
+        _tell(store, study, numbers[Layout.parse(row["layout"]).id], row, space, device)
     events.append(store, study, _profile(Layout.parse(record["told"][PROFILED]["layout"]), device).to_json())
     studies.set_state(store, study, StudyState.COMPLETE)
     return study
@@ -83,8 +83,8 @@ def _profile(layout: Layout, device: str) -> Profiled:
     ]
     whole = {"whole_ms": 171.1, "profiled_ms": 174.0, "sum_ms": 172.9}
     operators = [{"operator": "MUL_MAT", **_times(3, 4)}, {"operator": "FLASH_ATTN_EXT", **_times(1, 4)}]
-    made = {"prefill": whole, "decode": whole, "parts": parts, "operators": operators, "foreign_cpu": 0.1}
-    return Profiled(PROFILED, device, "llama.cpp", "0" * 64, 256, 64, 1, ProfileSummary.model_validate(made))
+    summary = {"prefill": whole, "decode": whole, "parts": parts, "operators": operators, "foreign_cpu": 0.1}
+    return Profiled(PROFILED, device, "llama.cpp", "0" * 64, 256, 64, 1, ProfileSummary.model_validate(summary))
 
 
 def _times(place: int, count: int) -> dict[str, float]:
@@ -92,42 +92,42 @@ def _times(place: int, count: int) -> dict[str, float]:
     return {"prefill_ms": 172.9 * share, "prefill_share": share, "decode_ms": 1.8 / count, "decode_share": 1 / count}
 
 
-def _proposal(told: dict[str, Any]) -> NewTrial:
-    layout = Layout.parse(told["layout"])
-    return NewTrial(layout.to_json(), layout.id, origin=told["origin"], operator=told.get("operator"))
+def _proposal(row: dict[str, Any]) -> NewTrial:
+    layout = Layout.parse(row["layout"])
+    return NewTrial(layout.to_json(), layout.id, origin=row["origin"], operator=row.get("operator"))
 
 
-def _tell(store: Store, study: int, trial: int, told: dict[str, Any], space: SearchSpace, device: str) -> None:
-    made = Measurement(
-        artifact=told["layout"], runtime="llama.cpp", build="0" * 64, patched=False, device=device, repetitions=[],
-        workload=space.workloads["chat"], figures=_figures(told), refused_share=0.0,
+def _tell(store: Store, study: int, trial: int, row: dict[str, Any], space: SearchSpace, device: str) -> None:
+    measurement = Measurement(
+        artifact=row["layout"], runtime="llama.cpp", build="0" * 64, patched=False, device=device, repetitions=[],
+        workload=space.workloads["chat"], figures=_figures(row), refused_share=0.0,
         protocol=PROTOCOL_VERSION,
     )  # fmt: skip
-    seconds = told["stage_seconds"]["measure"]
-    payload = {"value": made.model_dump(mode="json"), "seconds": seconds}
+    seconds = row["stage_seconds"]["measure"]
+    payload = {"value": measurement.model_dump(mode="json"), "seconds": seconds}
     results.put(store, key(study, trial), "measure", payload, seconds=seconds, trial=(study, trial))
-    for kind in (EventKind.EXPORTED, EventKind.MEASURING, *_WAYS[told["status"]]):
-        trials.add_event(store, study, trial, kind, {"rung": told["rung"]} if kind is EventKind.TRAINING else {})
+    for kind in (EventKind.EXPORTED, EventKind.MEASURING, *_WAYS[row["status"]]):
+        trials.add_event(store, study, trial, kind, {"rung": row["rung"]} if kind is EventKind.TRAINING else {})
         if kind is EventKind.TRAINING:
-            value, sd = -told["objectives"]["quality"], told["noise"]["quality"]
+            value, sd = -row["objectives"]["quality"], row["noise"]["quality"]
             quality = {"rung": "first", "value": value, "per_group": {}, "sd": sd, "n_seeds": 1}
             note = {"what": "quality", "rung": 0, "quality": quality}
             trials.add_event(store, study, trial, EventKind.PROGRESS, note)
-    figures = told["objectives"], told.get("constraints", {}), told.get("rung"), told["noise"]
-    seen = Observed(Observation(Layout.parse(told["layout"]), told["status"], *figures))
+    figures = row["objectives"], row.get("constraints", {}), row.get("rung"), row["noise"]
+    seen = Observed(Observation(Layout.parse(row["layout"]), row["status"], *figures))
     trials.add_event(store, study, trial, EventKind.PROGRESS, seen.to_json())
 
 
-def _figures(told: dict[str, Any]) -> dict[str, Figure]:
+def _figures(row: dict[str, Any]) -> dict[str, Figure]:
     logs = {
-        "latency": told["objectives"].get("latency", 0.0),
-        "peak_rss": told["objectives"].get("memory", 0.0),
+        "latency": row["objectives"].get("latency", 0.0),
+        "peak_rss": row["objectives"].get("memory", 0.0),
         "file_size": 0.0,
     } | {
-        name: math.log(_LIMIT) + told.get("constraints", {}).get(f"{name}{_AT}", -math.log(_LIMIT))
+        name: math.log(_LIMIT) + row.get("constraints", {}).get(f"{name}{_AT}", -math.log(_LIMIT))
         for name in ("ttft", "decode_p50")
     }  # fmt: skip
-    noise = {"peak_rss": told["noise"].get("memory", 0.0), **told["noise"]}
+    noise = {"peak_rss": row["noise"].get("memory", 0.0), **row["noise"]}
     return {name: _figure(name, logs[name], noise.get(name, noise.get(f"{name}{_AT}", 0.0))) for name in BASE}
 
 

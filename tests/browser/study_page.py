@@ -89,13 +89,13 @@ def ranges(page: Page) -> dict[str, tuple[float, float]]:
 
 def within(page: Page, points: str) -> int:
     """How many trials are within the address' ranges, by what the server at `points` tells; infeasible ones are not."""
-    told = page.request.get(f"{points}?axes={','.join(ranges(page))}").json()["told"]
-    rows = zip(*(told["values"][key] for key in ranges(page)), strict=True)
+    columns = page.request.get(f"{points}?axes={','.join(ranges(page))}").json()["told"]
+    rows = zip(*(columns["values"][key] for key in ranges(page)), strict=True)
     return sum(
         feasible != 0
         and all(
             low <= (math.nan if value is None else value) <= high
             for value, (low, high) in zip(row, ranges(page).values(), strict=True)
         )
-        for row, feasible in zip(rows, told["feasible"], strict=True)
+        for row, feasible in zip(rows, columns["feasible"], strict=True)
     )

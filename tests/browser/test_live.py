@@ -38,12 +38,12 @@ def test_the_ranked_list_goes_on_and_keeps_its_marks(lab: LiveLab, live: str, li
 
 
 def test_only_what_is_new_is_asked_for(lab: LiveLab, live: str, live_page: Page) -> None:
-    asked: list[str] = []
-    live_page.on("request", lambda request: asked.append(request.url) if "/points?" in request.url else None)
+    urls: list[str] = []
+    live_page.on("request", lambda request: urls.append(request.url) if "/points?" in request.url else None)
     show(live_page, f"{live}/study")
     lab.complete(studies.find_id(lab.store, "study"), 1.0, 1.0, 1.0)
     until(live_page, "page.data.trials === 43")
-    assert sum("since=0&" in url for url in asked) == 1 and len(asked) > 1
+    assert sum("since=0&" in url for url in urls) == 1 and len(urls) > 1
 
 
 def test_a_study_made_anew_begins_anew(lab: LiveLab, live: str, live_page: Page) -> None:
@@ -56,21 +56,21 @@ def test_a_study_made_anew_begins_anew(lab: LiveLab, live: str, live_page: Page)
 
 def test_a_hidden_page_rests(lab: LiveLab, live: str, live_page: Page) -> None:
     live_page.clock.install()
-    asked: list[str] = []
-    live_page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    live_page.on("request", lambda request: urls.append(request.url))
     show(live_page, f"{live}/study")
     hide = """(state) => {
       Object.defineProperty(document, "visibilityState", { get: () => state, configurable: true });
       document.dispatchEvent(new Event("visibilitychange"));
     }"""
     live_page.evaluate(hide, "hidden")
-    asked.clear()
+    urls.clear()
     live_page.clock.run_for(60_000)
-    assert asked == []
+    assert urls == []
     live_page.evaluate(hide, "visible")
     live_page.clock.run_for(10_000)
     until(live_page, "page.section.dataset.live === 'yes'")
-    assert any("/points?since=" in url for url in asked)
+    assert any("/points?since=" in url for url in urls)
 
 
 def test_it_says_when_the_server_does_not_answer(lab: LiveLab, live: str, live_page: Page, watched: Watched) -> None:
@@ -83,5 +83,5 @@ def test_it_says_when_the_server_does_not_answer(lab: LiveLab, live: str, live_p
     expect(live_page.locator("#panels")).to_have_attribute("data-live", "yes")
 
 
-def answer(route: Route, told: dict[str, object]) -> None:
-    route.fulfill(**told)  # type: ignore[arg-type]
+def answer(route: Route, response: dict[str, object]) -> None:
+    route.fulfill(**response)  # type: ignore[arg-type]

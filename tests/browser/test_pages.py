@@ -86,7 +86,7 @@ def test_a_family_is_readable_and_fits_a_phone(
     evaluation = MemberEvaluation(
         weights=f"checkpoint:{'0123abcd' * 8}",
         tasks="tasks.jsonl",
-        scores={name: {"sums": each} for name, each in sums.items()},
+        scores={name: {"sums": score} for name, score in sums.items()},
     )
     for record in (EVALUATION, BENCHMARKS):
         write_record(tmp_path / "families" / "demo" / "4M" / record, evaluation)

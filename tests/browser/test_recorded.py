@@ -128,10 +128,10 @@ def test_names_of_references_stay_inside_their_panel(page: Page, recorded: str) 
     boxes = state(page, "page.panels.map(({ plot: { bbox } }) => [bbox.left, bbox.left + bbox.width, bbox.top])")
     drawn = state(page, "window.drawn")
     assert {text for text, *_ in drawn} == {"attention", "published"}
-    left, right, top = (min(each) for each in zip(*boxes, strict=True))
-    right = max(box[1] for box in boxes)
+    left_edge, right_edge, top_edge = (min(values) for values in zip(*boxes, strict=True))
+    right_edge = max(box[1] for box in boxes)
     for text, start, end, y, _ in drawn:
-        assert left <= start and end <= right and y > top, text
+        assert left_edge <= start and end <= right_edge and y > top_edge, text
 
 
 def test_references_are_exactly_on_their_values(page: Page, recorded: str) -> None:

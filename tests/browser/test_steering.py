@@ -25,16 +25,16 @@ PHONE_IN_THE_DARK = {"viewport": {"width": 390, "height": 800}, "color_scheme": 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[DashboardLab]:
     """A coordinator's pages with a study, and a device whose reference runs were kept."""
-    made = DashboardLab(tmp_path, AccessRules(secure=False))
-    made.study()
+    lab = DashboardLab(tmp_path, AccessRules(secure=False))
+    lab.study()
     place = ("box", "llama.cpp", "b7000")
-    calibrations.put(made.store, *place, 212.5, {})
+    calibrations.put(lab.store, *place, 212.5, {})
     for number in range(12):
-        made.clock.time += 1800
+        lab.clock.time += 1800
         runs = [ReferenceRun(1 + 0.004 * number, 40.0 + number % 5, number % 4 != 0)]
-        calibrations.note_runs(made.store, place, f"job-{number}", runs, 212.5)
-    yield made
-    made.process.end()
+        calibrations.note_runs(lab.store, place, f"job-{number}", runs, 212.5)
+    yield lab
+    lab.process.end()
 
 
 @pytest.fixture

@@ -119,10 +119,10 @@ def test_logarithms_are_of_an_axis_wherever_it_stands(wide: Page) -> None:
 
 def test_a_place_shows_its_own_figures(wide: Page) -> None:
     places = wide.locator("select[name=place] option").evaluate_all("(all) => all.map((each) => each.value)")
-    own = [key for key in state(wide, "page.data.axes.filter((axis) => axis.place).map((axis) => axis.key)")]
-    assert len(places) == 3 and own
-    wide.select_option("select[name=x1]", own[0])
-    shown = state(wide, f"page.data.axis('{own[0]}').place")
+    keys = [key for key in state(wide, "page.data.axes.filter((axis) => axis.place).map((axis) => axis.key)")]
+    assert len(places) == 3 and keys
+    wide.select_option("select[name=x1]", keys[0])
+    shown = state(wide, f"page.data.axis('{keys[0]}').place")
     other = next(place for place in places if place not in ("", shown))
     wide.select_option("select[name=place]", other)
     expect(wide).to_have_url(re.compile("place="))
@@ -241,11 +241,11 @@ def test_the_best_trial_is_ringed_and_the_bound_reaches_the_edges(page: Page, fi
     radii = {radius for x, y, radius, *_ in drawn["arc"] if [x, y] == at}
     assert len(radii) == 2, "a ring around its dot"
     assert f"trial {best}" in [text for text, *_ in drawn["fillText"]]
-    left, top, width, height = (
+    left_edge, top_edge, width, height = (
         state(page, f"page.panels[0].plot.bbox.{side}") for side in ("left", "top", "width", "height")
     )
     xs, ys = zip(*drawn["lineTo"], strict=True)
-    assert left + width in xs and top + height in ys, "less quality and more latency are worse"
+    assert left_edge + width in xs and top_edge + height in ys, "less quality and more latency are worse"
 
 
 @pytest.mark.parametrize(

@@ -196,12 +196,12 @@ class RemoteFaults:
         main, library, recipe = (
             PlanFile(sha256=sha256, size=len(content)) for content, sha256 in zip(contents[:3], hashes[:3], strict=True)
         )
-        made = InputFile(sha256=hashes[3], size=6, recipe=recipe)
+        model = InputFile(sha256=hashes[3], size=6, recipe=recipe)
         for content, sha256 in zip(contents, hashes, strict=True):
             (tmp_path / sha256).write_bytes(content)
         files = {"main": main, "library": library}
         runner = Runner(runtime="script", build="b" * 64, target="x86_64-linux", files=files, main="main")
-        plan = Plan(runner=runner, inputs={"model": made}, args=("{model}",), deadline_s=30)
+        plan = Plan(runner=runner, inputs={"model": model}, args=("{model}",), deadline_s=30)
         done = run_round(
             Round(candidate=plan, reference=plan, repetitions=2),
             transport,

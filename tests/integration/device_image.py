@@ -37,10 +37,10 @@ and two calls it stores 0 in `auth_required`. That byte made 1 gives the adbd th
 
 def image() -> Path:
     """The root file system of a device, made once."""
-    wanted = hashlib.sha256(" ".join([RELEASE, *PACKAGES, *LOCALES]).encode()).hexdigest()[:12]
-    folder = paths.cache() / "test-devices" / wanted
+    digest = hashlib.sha256(" ".join([RELEASE, *PACKAGES, *LOCALES]).encode()).hexdigest()[:12]
+    folder = paths.cache() / "test-devices" / digest
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"{wanted}.lock").open("w") as lock:
+    with (folder.parent / f"{digest}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             check_host()
@@ -84,9 +84,9 @@ def _complete(root: Path) -> None:
     (root / "etc/passwd").write_text("".join(f"{user}\n" for user in users))
     (root / "etc/group").write_text("root:x:0:\n")
     adbd = bytearray((root / ADBD).read_bytes())
-    found = NO_AUTH.search(adbd)
-    assert found, "this build of adbd is not known: where does it set auth_required?"
-    adbd[found.start(1)] = 1
+    match = NO_AUTH.search(adbd)
+    assert match, "this build of adbd is not known: where does it set auth_required?"
+    adbd[match.start(1)] = 1
     (root / f"{ADBD}-auth").write_bytes(adbd)
     (root / f"{ADBD}-auth").chmod(0o755)
     for name, program, applets in (
@@ -110,5 +110,5 @@ def _mirror() -> str:
     """The Debian mirror that this host uses."""
     sources = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*.*"))]
     text = "\n".join(path.read_text() for path in sources if path.is_file())
-    found = re.search(r"^(?:URIs: *|deb +(?:\[.*\] +)?)(\S+/debian)/?(?: |$)", text, re.MULTILINE)
-    return found[1] if found else "http://deb.debian.org/debian"
+    match = re.search(r"^(?:URIs: *|deb +(?:\[.*\] +)?)(\S+/debian)/?(?: |$)", text, re.MULTILINE)
+    return match[1] if match else "http://deb.debian.org/debian"

@@ -116,17 +116,17 @@ class Machine(Link):
 
     def processes(self, *words: str) -> list[int]:
         """Process ids, on this host, of its processes whose arguments, from the first on, contain `words`."""
-        found = []
+        pids = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                here = (entry / "ns/pid").readlink() == Path(f"/proc/{self.init}/ns/pid").readlink()
+                same_namespace = (entry / "ns/pid").readlink() == Path(f"/proc/{self.init}/ns/pid").readlink()
                 line = (entry / "cmdline").read_text(errors="replace").split("\0")
-                if here and len(line) >= len(words) and all(map(str.__contains__, line, words)):
-                    found.append(int(entry.name))
-        return found
+                if same_namespace and len(line) >= len(words) and all(map(str.__contains__, line, words)):
+                    pids.append(int(entry.name))
+        return pids
 
     def kill(self, *words: str) -> None:
-        """SIGKILL to all of these."""
+        """Sends SIGKILL to all of these processes."""
         pids = self.processes(*words)
         assert pids, words
         for pid in pids:

@@ -18,13 +18,13 @@ _KEEP: Any = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     llama_cpp.llama_log_set(_KEEP, ctypes.c_void_p())
-    json.dump([ask(path, asked) for path in sys.argv[1:]], sys.stdout)
+    json.dump([ask(path, request) for path in sys.argv[1:]], sys.stdout)
 
 
-def ask(path: str, asked: dict[str, Any]) -> dict[str, Any]:
-    prompt, count = asked["prompt"], asked["tokens"]
+def ask(path: str, request: dict[str, Any]) -> dict[str, Any]:
+    prompt, count = request["prompt"], request["tokens"]
     model = llama_cpp.Llama(path, n_ctx=256, n_threads=1, verbose=False)
     vocab = llama_cpp.llama_model_get_vocab(model.model)
     followed = []
@@ -32,7 +32,7 @@ def ask(path: str, asked: dict[str, Any]) -> dict[str, Any]:
         followed.append(token)
         if len(followed) == count:
             break
-    ids = [model.tokenize(text.encode(), add_bos=True, special=True) for text in asked["texts"]]
+    ids = [model.tokenize(text.encode(), add_bos=True, special=True) for text in request["texts"]]
     front = len(model.tokenize(b"", add_bos=True))
     return {
         "ids": ids,

@@ -21,17 +21,17 @@ PADDED = ["Once upon a time", "a", "The quick brown fox jumps over", "yes, no"]
 
 def main() -> None:
     out, *folders = sys.argv[1:]
-    asked = json.load(sys.stdin)
-    logits, answers = zip(*(ask(folder, asked) for folder in folders), strict=True)
+    request = json.load(sys.stdin)
+    logits, answers = zip(*(ask(folder, request) for folder in folders), strict=True)
     np.savez(out, *logits)
     json.dump(answers, sys.stdout)
 
 
 @torch.no_grad()
-def ask(folder: str, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def ask(folder: str, request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     saved = AutoConfig.from_pretrained(folder, trust_remote_code=True).dtype
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True)
-    ids, count = torch.tensor(asked["ids"]), asked["tokens"]
+    ids, count = torch.tensor(request["ids"]), request["tokens"]
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     logits = model(ids).logits.numpy()
     model.generation_config.eos_token_id = None
@@ -58,8 +58,8 @@ def ask(folder: str, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         "followed": followed[:, ids.shape[1] :].tolist(),
         "uncached": uncached[:, ids.shape[1] :].tolist(),
         "beams_agree": torch.equal(beams, slow),
-        "ids": [tokenizer(text).input_ids for text in asked["texts"]],
-        "chat": tokenizer.apply_chat_template(**asked["chat"], tokenize=False) if tokenizer.chat_template else None,
+        "ids": [tokenizer(text).input_ids for text in request["texts"]],
+        "chat": tokenizer.apply_chat_template(**request["chat"], tokenize=False) if tokenizer.chat_template else None,
         "vocab": len(tokenizer),
     }
     return logits, answer

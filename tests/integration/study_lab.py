@@ -78,11 +78,11 @@ class Lab:
     @property
     def environment(self) -> dict[str, str]:
         """What the commands run in."""
-        own = {"NAS_HOME": str(self.home), "NAS_CACHE": str(self.folder / "cache"), "OMP_NUM_THREADS": "1"}
-        return {**os.environ, **own, **fake_environment(self.folder / "plugin", self.faults, self.run_s)}
+        variables = {"NAS_HOME": str(self.home), "NAS_CACHE": str(self.folder / "cache"), "OMP_NUM_THREADS": "1"}
+        return {**os.environ, **variables, **fake_environment(self.folder / "plugin", self.faults, self.run_s)}
 
     def space(self, name: str = "tiny", **changes: Any) -> Path:
-        """A file with the tiny space, some of whose first-level keys are other ones."""
+        """A file with the tiny space, in which `changes` replace keys of the first level."""
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(SPACE | changes, sort_keys=False))
         return path

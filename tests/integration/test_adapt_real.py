@@ -63,7 +63,7 @@ def test_a_child_is_measured_by_llama_cpp(lab: Path, executorch_build: ExecuTorc
     assert child["measured"]["file_size"] <= 0.08 < teacher["measured"]["file_size"]
     assert 0 < child["measured"]["decode_p50"] <= 1000
     assert child["measured"]["peak_rss"] > child["measured"]["file_size"]
-    layouts = {each["layout"] for each in report["front"]}
+    layouts = {member["layout"] for member in report["front"]}
     assert len(layouts) == len(report["front"]) >= 1
 
     files = {Path(path).name: Path(path) for path in report["files"]}
@@ -73,7 +73,7 @@ def test_a_child_is_measured_by_llama_cpp(lab: Path, executorch_build: ExecuTorc
     lost = f"{child['bits_per_byte']:.4f}, of the model it comes from {teacher['bits_per_byte']:.4f}"
     assert lost in card
     assert files["child-F16.gguf"].is_file() and any(name.endswith(".pte") for name in files)
-    held_out = [each.held_out for source in read_sources([lab / "text"], 0.2) for each in source.documents]
+    held_out = [document.held_out for source in read_sources([lab / "text"], 0.2) for document in source.documents]
     scored = LLAMA_CPP.bits_per_byte(files["child-F16.gguf"], [text for text in held_out if text], 1)
     assert scored == pytest.approx(child["bits_per_byte"], rel=0.3), "windows of other lengths"
     assert adapt(

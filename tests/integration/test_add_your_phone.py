@@ -122,8 +122,8 @@ def test_a_phone_on_this_computer(
         accept(phone, tmp_path)
         assert re.search(r"^tags +phone$", computer.give(add).out, re.MULTILINE)
         assert "\tattached\t" in computer.give(see).out
-        told = computer.give(f"{bench} --json")
-        report = json.loads(told.out)
+        outcome = computer.give(f"{bench} --json")
+        report = json.loads(outcome.out)
         assert report["ttft_ms"]["value"] > 0 and len(report["reps"]) == 3
         computer.names["DEVICE"] = report["device"]["id"]
         assert f"{report['device']['id']}\t\toffline\tgood" in computer.give(see).out

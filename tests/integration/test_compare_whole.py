@@ -36,8 +36,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSelection:
         size="1M", layout=MEMBER.format(), parameters=MEMBER.params.total, active=MEMBER.params.active,
         non_embedding=MEMBER.params.non_embedding, decisions=(), tried=(),
     )  # fmt: skip
-    made = Family(name="demo", made="", seed=0, pattern="", sources=(), decisions=(), members=(member,))
-    write_record(paths.home() / "families" / "demo" / FAMILY, made)
+    family = Family(name="demo", made="", seed=0, pattern="", sources=(), decisions=(), members=(member,))
+    write_record(paths.home() / "families" / "demo" / FAMILY, family)
     return ModelSelection(family="demo", references=tuple(models))
 
 
@@ -47,8 +47,8 @@ def test_members_and_references_are_measured_once(
     """As long as the device's calibration holds, on which every result depends."""
     monkeypatch.setattr("nas.measure.protocol.calibration.off_by", lambda ratios: (0.0, False))
     options = CompareOptions(small, workloads=TASKS)
-    told: list[str] = []
-    first, path = compare(options, told.append)
+    messages: list[str] = []
+    first, path = compare(options, messages.append)
     assert [model.name for model in first.models] == ["demo-1M", "Qwen3-0.6B", "PLM-1.8B", "Zebra-Llama-1B-8MLA"]
     assert [model.architecture for model in first.models] == ["lfm2", "qwen3", "plm", "hilnas"]
     for model in first.models:
@@ -64,5 +64,5 @@ def test_members_and_references_are_measured_once(
     assert "AVX2" in first.conditions["instructions"] or "NEON" in first.conditions["instructions"]
     assert read_record(path, Comparison) == first
     assert path.parent.name == "demo"
-    again, _ = compare(options, told.append)
+    again, _ = compare(options, messages.append)
     assert json.loads(again.model_dump_json(exclude={"made"})) == json.loads(first.model_dump_json(exclude={"made"}))

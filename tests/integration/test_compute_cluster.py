@@ -78,19 +78,19 @@ def test_a_node_is_lost_while_it_trains(
     rows = trials.all(store, study.id)
     assert len(rows) == 3
     assert {row.status.state.value for row in rows} <= {"complete", "stopped", "infeasible"}
-    assert [each.stage for each in outcomes.attempts_of_key(store, lost)] == ["train"]
+    assert [attempt.stage for attempt in outcomes.attempts_of_key(store, lost)] == ["train"]
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "third"))
     _check_results(store, study.id, lost, lab.folder / "tiny.yaml", tmp_path)
 
 
 def _kill_while_it_trains(launch: subprocess.Popen[str], cluster: Any, node: Any, folder: Path) -> str:
-    """Kills the node in the middle of a training, once another one has come home from it; the key of the training."""
+    """Kills the node in the middle of a training, once another has come home from it; returns its key."""
     seen: set[str] = set()
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         if launch.poll() is not None:
             finish(launch)  # says why it ended
-        keys = {each.name for each in folder.glob("*")}
+        keys = {path.name for path in folder.glob("*")}
         seen |= keys
         if keys and seen - keys:
             # Trainings stop at their next step for whoever measures, so that this one is neither done nor between two.

@@ -38,8 +38,8 @@ def peak_mb():
 address, script, limit = sys.argv[1:]
 before, transport = peak_mb(), open_transport(address, Path("/none"))
 try:
-    found = run(transport, script, output_limit=int(limit))
-    said = [len(found.stdout), len(found.stderr_tail), found.truncated]
+    result = run(transport, script, output_limit=int(limit))
+    said = [len(result.stdout), len(result.stderr_tail), result.truncated]
 except NasError as error:
     said = str(error)
 print(json.dumps({"grown": peak_mb() - before, "said": said}))
@@ -59,8 +59,8 @@ class Device:
         command = [sys.executable, "-c", AGENT, self.address, script, str(LIMIT)]
         env = os.environ | {"NAS_HOME": str(self.home)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
+        outcome: dict[str, Any] = json.loads(done.stdout)
+        return outcome
 
     @contextlib.contextmanager
     def lying(self, answer: str) -> Iterator[None]:
@@ -89,16 +89,16 @@ def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             yield Device(machine, f"adb:{machine.address}:{machine.port}", home)
 
 
-@pytest.mark.parametrize(("stream", "kept"), [("", [LIMIT, 0, True]), (" >&2", [0, 8192, False])])
-def test_a_runner_that_says_a_gigabyte(device: Device, stream: str, kept: list[object]) -> None:
-    told = device.ask(f"head -c {GIGABYTE} /dev/zero{stream}")
-    assert told["said"] == kept
-    assert told["grown"] < MOST_MB
+@pytest.mark.parametrize(("stream", "expected"), [("", [LIMIT, 0, True]), (" >&2", [0, 8192, False])])
+def test_a_runner_that_says_a_gigabyte(device: Device, stream: str, expected: list[object]) -> None:
+    outcome = device.ask(f"head -c {GIGABYTE} /dev/zero{stream}")
+    assert outcome["said"] == expected
+    assert outcome["grown"] < MOST_MB
 
 
 def test_a_device_that_answers_a_gigabyte_to_everything(device: Device) -> None:
     with device.lying(f"exec head -c {GIGABYTE} /dev/zero"):
-        told = device.ask("exit 0")
-    assert "sent more than was asked for" in told["said"]
-    assert told["grown"] < MOST_MB
+        outcome = device.ask("exit 0")
+    assert "sent more than was asked for" in outcome["said"]
+    assert outcome["grown"] < MOST_MB
     assert device.ask("exit 0")["said"] == [0, 0, False]

@@ -87,14 +87,14 @@ def test_planted_faults_fail(arm_build: Build, tmp_path: Path, layout: Layout, f
 
 
 def test_recipe_makes_the_same_file(arm_build: Build, tmp_path: Path) -> None:
-    layout, made = EVERY_KIND, tmp_path / "made"
+    layout, output = EVERY_KIND, tmp_path / "made"
     EXECUTORCH.export(layout, "8da4w", RandomWeights(3), tmp_path / "file")
     EXECUTORCH.export(layout, "8da4w", RandomWeights(3), tmp_path / "recipe", recipe=True)
     emulator = emulator_of(TARGET, arm_build.executable)
     assert emulator
-    argv = [*emulator, str(arm_build.executable), "--recipe", str(tmp_path / "recipe"), "--output", str(made)]
+    argv = [*emulator, str(arm_build.executable), "--recipe", str(tmp_path / "recipe"), "--output", str(output)]
     subprocess.run(argv, check=True, capture_output=True, timeout=120)
-    assert made.read_bytes() == (tmp_path / "file").read_bytes()
+    assert output.read_bytes() == (tmp_path / "file").read_bytes()
 
 
 def test_measured_run(arm_build: Build, tmp_path: Path) -> None:

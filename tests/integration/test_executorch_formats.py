@@ -47,12 +47,12 @@ def test_blocks_are_rounded_as_in_the_file_of_the_model(tmp_path: Path) -> None:
         prefix = f"layers.{depth}.{place}"
         block = Slot(depth, "mixer" if part == "mixer" else "ffn").block(layout)
         assert block is not None
-        own = {key.removeprefix(prefix): value for key, value in trained.items() if key.startswith(prefix)}
-        alone = EXECUTORCH.rounded_block(layout, block, name, own)
-        assert alone.keys() == own.keys()
+        tensors = {key.removeprefix(prefix): value for key, value in trained.items() if key.startswith(prefix)}
+        alone = EXECUTORCH.rounded_block(layout, block, name, tensors)
+        assert alone.keys() == tensors.keys()
         for key, value in alone.items():
             assert torch.equal(value, rounded[prefix + key]), (depth, key)
-        assert any(not torch.equal(value, own[key]) for key, value in alone.items())
+        assert any(not torch.equal(value, tensors[key]) for key, value in alone.items())
 
 
 def test_unknown_formats_and_parts_are_refused() -> None:

@@ -83,7 +83,7 @@ def test_kept_passes_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "program", [pytest.param(each, marks=lowered_before(), id=each.kind) for each in (CONV, SWIGLU)]
+    "program", [pytest.param(program, marks=lowered_before(), id=program.kind) for program in (CONV, SWIGLU)]
 )
 def test_left_out_passes_change_no_byte(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     few = lowering.lower(program, filled(program))
@@ -159,5 +159,5 @@ def test_every_kind_is_every_kind() -> None:
 def test_bytes_of_every_kind_of_block_are_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Lowered here and now: other bytes need another WRITER_VERSION or PROGRAMS_VERSION, or stored results lie."""
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    made = EXECUTORCH.export(Layout.parse(text), "8da4w", RandomWeights(3), tmp_path / "model")
-    assert made.sha256 == "1484698056b37b2d37ea9c036807e1f64c43b1048cfa3319def7c151336c32d6"
+    artifact = EXECUTORCH.export(Layout.parse(text), "8da4w", RandomWeights(3), tmp_path / "model")
+    assert artifact.sha256 == "1484698056b37b2d37ea9c036807e1f64c43b1048cfa3319def7c151336c32d6"

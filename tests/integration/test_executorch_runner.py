@@ -146,22 +146,22 @@ def test_missing_context_is_the_callers_fault(executorch_build: Build, model: Pa
     ],
 )
 def test_wrong_recipe_is_refused(executorch_build: Build, tmp_path: Path, part: bytes, other: bytes) -> None:
-    recipe, made = tmp_path / "recipe", tmp_path / "made"
+    recipe, output = tmp_path / "recipe", tmp_path / "made"
     EXECUTORCH.export(EVERY_STATE, "8da4w", RandomWeights(), recipe, recipe=True)
     assert part in recipe.read_bytes()
     recipe.write_bytes(recipe.read_bytes().replace(part, other, 1))
-    argv = [str(executorch_build.executable), "--recipe", str(recipe), "--output", str(made)]
+    argv = [str(executorch_build.executable), "--recipe", str(recipe), "--output", str(output)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 65 and json.loads(done.stdout)["error"]["kind"] == "recipe"
 
 
 def test_recipe_overwrites_nothing(executorch_build: Build, tmp_path: Path) -> None:
-    recipe, made = tmp_path / "recipe", tmp_path / "made"
+    recipe, output = tmp_path / "recipe", tmp_path / "made"
     EXECUTORCH.export(EVERY_STATE, "8da4w", RandomWeights(), recipe, recipe=True)
-    made.write_text("mine")
-    argv = [str(executorch_build.executable), "--recipe", str(recipe), "--output", str(made)]
+    output.write_text("mine")
+    argv = [str(executorch_build.executable), "--recipe", str(recipe), "--output", str(output)]
     assert subprocess.run(argv, capture_output=True, check=False).returncode == 74
-    assert made.read_text() == "mine"
+    assert output.read_text() == "mine"
 
 
 def gate_logits(build: Build, folder: Path, model: str, vocab: int, *options: str) -> np.ndarray:

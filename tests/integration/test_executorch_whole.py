@@ -56,11 +56,11 @@ class Exported:
 @pytest.fixture(scope="module", params=mostly_exhaustive([SMALL, EVERY_STATE, SHARED, ROUTED, GATED], SMALL))
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder, layout = tmp_path_factory.mktemp("whole"), Layout.parse(request.param)
-    made = Exported(layout, checkpoint(layout, folder / "weights"), folder / "blocks", folder / "whole.pte")
-    EXECUTORCH.export(layout, "8da4w", made.weights, made.blocks)
-    artifact = EXECUTORCH.export_whole(layout, "8da4w", made.weights, CONTEXT, made.whole)
-    assert artifact.size == made.whole.stat().st_size
-    return made
+    export = Exported(layout, checkpoint(layout, folder / "weights"), folder / "blocks", folder / "whole.pte")
+    EXECUTORCH.export(layout, "8da4w", export.weights, export.blocks)
+    artifact = EXECUTORCH.export_whole(layout, "8da4w", export.weights, CONTEXT, export.whole)
+    assert artifact.size == export.whole.stat().st_size
+    return export
 
 
 def test_stock_runtime_computes_what_the_layout_means(exported: Exported, tmp_path: Path) -> None:

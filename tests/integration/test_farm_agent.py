@@ -43,19 +43,19 @@ def alive(pid: int) -> bool:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    made = Store.open()
-    yield made
-    made.close()
+    store = Store.open()
+    yield store
+    store.close()
 
 
 def agent(tmp_path: Path, argv: list[str]) -> LocalAgent:
-    """Keeps another program running than the agent."""
-    made = LocalAgent(
+    """Returns a `LocalAgent` that keeps another program running in place of the agent."""
+    local_agent = LocalAgent(
         tmp_path / "socket", cache=tmp_path, lock=tmp_path, state=tmp_path, key="0" * 64, lock_file=tmp_path / "turn",
         log=tmp_path / "log",
     )  # fmt: skip
-    made._argv = argv
-    return made
+    local_agent._argv = argv
+    return local_agent
 
 
 def script(folder: Path, word: str) -> Runner:
@@ -74,11 +74,11 @@ def printed(farm: Farm, device: str, runner: Runner) -> str:
 
 
 def test_it_runs_what_was_admitted_and_nothing_else(store: Store, tmp_path: Path) -> None:
-    known, other = script(tmp_path, "known"), script(tmp_path, "other")
+    runner, other = script(tmp_path, "known"), script(tmp_path, "other")
     with open_farm(store) as farm:
         device = farm.device("local").id
-        farm.runners.admit(known, tmp_path)
-        assert printed(farm, device, known) == "known\n"
+        farm.runners.admit(runner, tmp_path)
+        assert printed(farm, device, runner) == "known\n"
         with pytest.raises(InfrastructureFailed, match="not in the coordinator's runner manifest"):
             printed(farm, device, other)
         farm.runners.admit(other, tmp_path)  # the agent asks again when it meets it again
@@ -150,20 +150,20 @@ def test_a_program_that_does_not_heed_is_killed(tmp_path: Path, monkeypatch: pyt
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(600)"
     )
-    with agent(tmp_path, [sys.executable, "-c", deaf]) as kept:
+    with agent(tmp_path, [sys.executable, "-c", deaf]) as local_agent:
         until(lambda: (tmp_path / "log").exists() and "on" in (tmp_path / "log").read_text())
-        pid = kept.pid
+        pid = local_agent.pid
         assert pid is not None
     until(lambda: not alive(pid))
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    made = agent(tmp_path / "missing", ["true"])
-    with made:
+    local_agent = agent(tmp_path / "missing", ["true"])
+    with local_agent:
 
         def told() -> bool:
             try:
-                made.check()
+                local_agent.check()
             except InfrastructureFailed as error:
                 return "No such file or directory" in str(error)
             return False

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.needs("devices")
 
 
 class Host:
-    """Its attached devices, and its home."""
+    """A device host: its attached devices, and its home."""
 
     def __init__(self, home: Path, box: Machine, phone: Machine) -> None:
         self.home, self.box, self.phone = home, box, phone
@@ -56,8 +56,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 def test_a_machine_is_trusted_by_its_key_from_add_to_remove(host: Host) -> None:
     key = host_key(host.ssh).fingerprint
-    asked = host.nas("device", "add", str(host.ssh))
-    assert asked.code == 3 and f"--host-key {key}" in asked.err
+    question = host.nas("device", "add", str(host.ssh))
+    assert question.code == 3 and f"--host-key {key}" in question.err
     wrong = host.nas("device", "add", str(host.ssh), "--host-key", "SHA256:abc")
     assert wrong.code == 3 and "another machine" in wrong.err
     assert host.attachments.read() == ()
@@ -114,9 +114,9 @@ def come_and_go(host: Host, coordinator: TlsCoordinator) -> None:
     for name, device in (("on-box", box), ("on-phone", phone)):
         done = coordinator.ended(coordinator.queue(device, name, f"echo {name}"))
         assert done.result is not None and done.result.pairs[0].candidate.stdout == f"{name}\n"
-    there, here = "/began", host.box.root / "began"
-    twice = coordinator.queue(box, "twice", f"[ -e {there} ] && echo again && exit; touch {there}; sleep 60")
-    until(here.exists)
+    remote, local = "/began", host.box.root / "began"
+    twice = coordinator.queue(box, "twice", f"[ -e {remote} ] && echo again && exit; touch {remote}; sleep 60")
+    until(local.exists)
     with host.box.cut():
         until(lambda: set(coordinator.online()) == {"adb"})
         assert coordinator.ended(coordinator.queue(phone, "meanwhile", "echo meanwhile")).state is JobState.DONE

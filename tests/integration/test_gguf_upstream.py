@@ -176,10 +176,10 @@ def test_a_gguf_file_is_its_folder(name: str, converter: Converter, tmp_path: Pa
     ours = import_model(folder, tmp_path / "folder.safetensors")
     read = import_model(tmp_path / "theirs.gguf", tmp_path / "gguf.safetensors")
     assert read.layout == ours.layout
-    expected, found = load_file(tmp_path / "folder.safetensors"), load_file(tmp_path / "gguf.safetensors")
-    assert expected.keys() == found.keys()
+    expected, actual = load_file(tmp_path / "folder.safetensors"), load_file(tmp_path / "gguf.safetensors")
+    assert expected.keys() == actual.keys()
     for tensor in expected:
-        assert torch.allclose(expected[tensor], found[tensor], rtol=1e-6, atol=1e-7 * tensor.endswith("A_log")), tensor
+        assert torch.allclose(expected[tensor], actual[tensor], rtol=1e-6, atol=1e-7 * tensor.endswith("A_log")), tensor
     tokenizer = found_tokenizer(tmp_path / "theirs.gguf").tokenizer
     original = read_model_tokenizer(folder / "tokenizer.json")
     assert tokenizer.tokenizer.encode(TEXT).ids == original.tokenizer.encode(TEXT).ids
@@ -191,11 +191,11 @@ def test_a_gguf_file_is_its_folder(name: str, converter: Converter, tmp_path: Pa
 def test_our_files_equal_those_of_the_converter(name: str, converter: Converter, tmp_path: Path) -> None:
     folder = model_with_tokenizer(tmp_path / "in", name)
     converter.convert(folder, tmp_path / "theirs.gguf", pre="qwen2")
-    weights, found = tmp_path / "w.safetensors", found_tokenizer(folder)
+    weights, tokenizer = tmp_path / "w.safetensors", found_tokenizer(folder)
     layout = import_model(folder, weights).layout
-    vocabulary = found.tokenizer.vocabulary(layout.vocab)
+    vocabulary = tokenizer.tokenizer.vocabulary(layout.vocab)
     checkpoint = Checkpoint(weights, sha256_of(weights))
-    LLAMA_CPP.export_trained(layout, "f32", checkpoint, tmp_path / "ours.gguf", "m", vocabulary, found.context)
+    LLAMA_CPP.export_trained(layout, "f32", checkpoint, tmp_path / "ours.gguf", "m", vocabulary, tokenizer.context)
     theirs, ours = GgufFile.read(tmp_path / "theirs.gguf"), GgufFile.read(tmp_path / "ours.gguf")
     arch = theirs.header.arch
     assert ours.header.arch == arch

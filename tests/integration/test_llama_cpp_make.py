@@ -35,12 +35,12 @@ def recipe(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("quantisation", LLAMA_CPP.quantisations)
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_the_same_bytes(llama_build: Build, tmp_path: Path, text: str, quantisation: str) -> None:
-    layout, made = Layout.parse(text), tmp_path / "made"
+    layout, output = Layout.parse(text), tmp_path / "made"
     LLAMA_CPP.export(layout, quantisation, RandomWeights(3), tmp_path / "file")
     LLAMA_CPP.export(layout, quantisation, RandomWeights(3), tmp_path / "recipe", recipe=True)
-    done = make(llama_build, tmp_path / "recipe", made)
+    done = make(llama_build, tmp_path / "recipe", output)
     assert done.returncode == 0, done.stdout
-    assert made.read_bytes() == (tmp_path / "file").read_bytes()
+    assert output.read_bytes() == (tmp_path / "file").read_bytes()
 
 
 @pytest.mark.needs("arm64")

@@ -34,14 +34,14 @@ def profile(build: Build, layout: Layout, folder: Path, workload: Workload) -> P
     return LLAMA_CPP.read_profile(raw, layout)
 
 
-def require_whole(found: Profile, layout: Layout) -> None:
-    for phase, _ in found.phases.values():
+def require_whole(result: Profile, layout: Layout) -> None:
+    for phase, _ in result.phases.values():
         assert {(node.layer, node.part) for node in phase.nodes} == {
             (None, "embedding"), (None, "head"),
             *((layer, part) for layer in range(layout.depth) for part in ("mixer", "ffn")),
         }  # fmt: skip
         assert 0 < phase.sum_ns <= phase.profiled_ns and phase.whole_ns > 0
-    shown = summary(found, layout)
+    shown = summary(result, layout)
     for rows in (shown["parts"], shown["operators"]):
         for share in ("prefill_share", "decode_share"):
             assert sum(row[share] for row in rows) == pytest.approx(1.0)
@@ -50,17 +50,17 @@ def require_whole(found: Profile, layout: Layout) -> None:
 @pytest.mark.parametrize("text", STOCK)
 def test_every_layer_of_a_stock_architecture_is_timed(patched_build: Build, tmp_path: Path, text: str) -> None:
     layout = Layout.parse(text)
-    found = profile(patched_build, layout, tmp_path, Workload(prompt=64, gen=8))
-    assert (found.prompt, found.gen) == (64, 8)
-    require_whole(found, layout)
+    result = profile(patched_build, layout, tmp_path, Workload(prompt=64, gen=8))
+    assert (result.prompt, result.gen) == (64, 8)
+    require_whole(result, layout)
 
 
 def test_every_kind_of_block_is_timed_where_it_runs(patched_build: Build, tmp_path: Path) -> None:
     layout = Layout.parse(EVERY_KIND)
-    found = profile(patched_build, layout, tmp_path, Workload(prompt=64, gen=8, threads=2))
-    require_whole(found, layout)
+    result = profile(patched_build, layout, tmp_path, Workload(prompt=64, gen=8, threads=2))
+    require_whole(result, layout)
     places: dict[str, set[tuple[int | None, str]]] = {}
-    for node in found.decode.nodes:
+    for node in result.decode.nodes:
         places.setdefault(node.operator, set()).add((node.layer, node.part))
     assert places["SSM_SCAN"] == {(0, "mixer")}
     assert places["FLASH_ATTN_EXT"] == {(layer, "mixer") for layer in (1, 3, 5, 8)}
@@ -71,8 +71,8 @@ def test_every_kind_of_block_is_timed_where_it_runs(patched_build: Build, tmp_pa
 def test_the_number_of_weight_products_is_that_of_the_blocks(patched_build: Build, tmp_path: Path) -> None:
     """Three of a SwiGLU and four of attention, for each token: what follows the name of a layer belongs to it."""
     layout = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2*2 C3]")
-    found = profile(patched_build, layout, tmp_path, Workload(prompt=64, gen=8))
-    products = {(node.layer, node.part): node.nodes for node in found.decode.nodes if node.operator == "MUL_MAT"}
+    result = profile(patched_build, layout, tmp_path, Workload(prompt=64, gen=8))
+    products = {(node.layer, node.part): node.nodes for node in result.decode.nodes if node.operator == "MUL_MAT"}
     ffn = {(layer, "ffn"): 3 * 8 for layer in range(3)}
     assert products == ffn | {(0, "mixer"): 4 * 8, (1, "mixer"): 4 * 8, (2, "mixer"): 2 * 8, (None, "head"): 8}
 

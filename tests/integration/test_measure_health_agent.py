@@ -34,9 +34,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(health, "_STEP_S", 0.05)
-    made = Store.open()
-    yield made
-    made.close()
+    store = Store.open()
+    yield store
+    store.close()
 
 
 def test_a_registered_device_is_found_good_and_heals(
@@ -52,7 +52,7 @@ def test_a_registered_device_is_found_good_and_heals(
         with keeper(farm, tmp_path):
             until(is_good)
             # What the fake runner reports does not depend on the machine, unlike what else runs there meanwhile.
-            assert all(each.runtime == "fake" for each in calibrations.of_device(store, local.id))
+            assert all(calibration.runtime == "fake" for calibration in calibrations.of_device(store, local.id))
             devices.set_health(store, local.id, Health.BAD, "three jobs failed")
             assert outcomes.request_check(store, local.id).health is Health.BAD
             until(is_good)

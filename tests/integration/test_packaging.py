@@ -103,15 +103,15 @@ def test_sdist_is_there(built: Path) -> None:
 
 def test_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
     folders = [ROOT / "nas", *(link for link in (ROOT / "nas").rglob("*") if link.is_symlink())]
-    wanted = {
+    expected = {
         str(Path("nas") / path.relative_to(ROOT / "nas"))
         for folder in folders
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert found == wanted
+        members = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert members == expected
 
 
 def test_wheel_carries_the_license(wheel: Path) -> None:

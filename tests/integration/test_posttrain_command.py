@@ -60,7 +60,7 @@ def wait_for_checkpoint(process: subprocess.Popen[bytes], log: Path, stage: int)
     deadline = time.monotonic() + DEADLINE_S
     while True:
         folders = list(families_folder().glob("tiny/1M/training/*"))
-        running = [each for each in folders if not (each / "weights.safetensors").exists()]
+        running = [folder for folder in folders if not (folder / "weights.safetensors").exists()]
         if len(folders) == stage and running and (running[0] / "checkpoint.safetensors").exists():
             return
         assert process.poll() is None, log.read_text(errors="replace")
@@ -100,7 +100,7 @@ def test_a_command_killed_within_three_stages_ends_with_the_same_weights_and_tal
     table = logs[-1].read_text()
     assert all(stage in table for stage in STAGES) and "peak memory" in table
     assert answer()
-    found = results()
+    hashes = results()
 
     monkeypatch.setenv("NAS_HOME", str(tmp_path / "calm"))
     monkeypatch.setattr(member_training, "run_workers", run_here)
@@ -113,4 +113,4 @@ def test_a_command_killed_within_three_stages_ends_with_the_same_weights_and_tal
         run_recipe("tiny", "1M", stages, tmp_path, lambda line: None, workers=1, files=files)
     finally:
         torch.set_num_threads(before)
-    assert len(found) == len(STAGES) + 1 and found == results()
+    assert len(hashes) == len(STAGES) + 1 and hashes == results()

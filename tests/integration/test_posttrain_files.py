@@ -62,7 +62,7 @@ def test_answers_of_a_gguf_file(member: Path, tmp_path: Path) -> None:
             question = chat.question(talk.messages[:-1])
             (expected,) = generate(model.eval(), [question], 12, chat.ends)
             assert "".join(pieces) == talk.messages[-1].content == chat.answer_of(expected)
-        assert [each.role for each in talk.messages] == ["user", "assistant"] * 2
+        assert [message.role for message in talk.messages] == ["user", "assistant"] * 2
         with pytest.raises(InvalidInput, match="special token"):
             list(talk.say("<|im_end|>", most=1, temperature=0.0, seed=0))
         with pytest.raises(InvalidInput, match="leave no room"):
@@ -76,10 +76,10 @@ def test_answers_of_a_gguf_file(member: Path, tmp_path: Path) -> None:
     assert done.out.removesuffix("\n").removeprefix("\n") == visible(talk.messages[1].content, keep="\n\t")
     done = nas("family", "evaluate", *of_member, "--tasks", str(tmp_path / "test.jsonl"), "-q", "f32",
                "--json")  # fmt: skip
-    found = json.loads(done.out)["scores"]
-    assert done.code == 0 and found["pytorch"].keys() == found["f32"].keys()
-    for task, score in found["f32"].items():
-        assert score == found["pytorch"][task] | {"lost": 0, "gained": 0} and found["f32"]["all"]["questions"] == 4
+    scores = json.loads(done.out)["scores"]
+    assert done.code == 0 and scores["pytorch"].keys() == scores["f32"].keys()
+    for task, score in scores["f32"].items():
+        assert score == scores["pytorch"][task] | {"lost": 0, "gained": 0} and scores["f32"]["all"]["questions"] == 4
     card = (member / "README.md").read_text()
     assert "## Exact answers" in card and "f32 less PyTorch" in card
     table = nas("family", "evaluate", *of_member, "--tasks", str(tmp_path / "test.jsonl"), "-q", "8da4w", "-q", "q4_0")
@@ -127,10 +127,10 @@ def _check_benchmarks(member: Path, tmp_path: Path, chat: ChatTokenizer, model: 
     """Scores and answers of the GGUF file to public benchmarks are those of PyTorch."""
     question, continuations = chat.encode("one two"), [chat.encode(text) for text in (" A", "B", "three")]
     with open_dialogue(member, "F32", 64) as dialogue:
-        found = dialogue.scores(question, continuations)
+        scores = dialogue.scores(question, continuations)
         with pytest.raises(InvalidInput, match="leave no room for a continuation"):
             dialogue.scores([5] * 64, continuations)
-    for score, expected in zip(found, answerer(model, chat).scores(question, continuations), strict=True):
+    for score, expected in zip(scores, answerer(model, chat).scores(question, continuations), strict=True):
         assert score.greedy == expected.greedy
         assert score.log_probability == pytest.approx(expected.log_probability, abs=1e-3)
     plus = [{"question": f"What is {i} plus {i}?", "answer": str(2 * i)} for i in range(4)]
@@ -143,8 +143,8 @@ def _check_benchmarks(member: Path, tmp_path: Path, chat: ChatTokenizer, model: 
         path = tmp_path / "data" / folder / "test.jsonl"
         path.parent.mkdir(parents=True)
         path.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
-    asked = ("family", "evaluate", "tiny", "--size", "1M", "-q", "f32", "--context", "256")
-    done = nas(*asked, "--benchmarks", str(tmp_path / "data"), "--limit", "1", "--json")
+    arguments = ("family", "evaluate", "tiny", "--size", "1M", "-q", "f32", "--context", "256")
+    done = nas(*arguments, "--benchmarks", str(tmp_path / "data"), "--limit", "1", "--json")
     assert done.code == 0 and "gsm8k: left out: " in done.err
     record = json.loads(done.out)
     assert record == json.loads((member / "benchmarks.json").read_text())
@@ -157,7 +157,7 @@ def _check_benchmarks(member: Path, tmp_path: Path, chat: ChatTokenizer, model: 
     card = (member / "README.md").read_text()
     assert "## Exact answers" in card and "## Benchmarks" in card and "lm-evaluation-harness 0.4.13" in card
     for both in ((), ("--tasks", str(tmp_path / "test.jsonl"), "--benchmarks", str(tmp_path))):
-        refused = nas(*asked, *both)
+        refused = nas(*arguments, *both)
         assert refused.code == 3 and "give either --tasks or --benchmarks" in refused.err
 
 
@@ -166,17 +166,17 @@ def _check_server(member: Path, tmp_path: Path) -> None:
     server = tmp_path / "a server"
     server.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
     server.chmod(0o755)
-    asked = ("family", "serve", "tiny", "--size", "1M", "-q", "f32", "--context", "256", "--port", "1234")
+    arguments = ("family", "serve", "tiny", "--size", "1M", "-q", "f32", "--context", "256", "--port", "1234")
     (file,) = member.glob("*/*.gguf")
     expected = [
         str(server), "--model", str(file), "--alias", file.stem, "--ctx-size", "256", "--host", "127.0.0.1", "--port",
         "1234", "--jinja",
     ]  # fmt: skip
-    argv = [sys.executable, "-m", "nas.cli", *asked, "--program", str(server)]
+    argv = [sys.executable, "-m", "nas.cli", *arguments, "--program", str(server)]
     done = subprocess.run(argv, capture_output=True, timeout=120, check=True)
     assert json.loads(done.stdout) == expected
-    assert shlex.split(nas(*asked, "--program", str(server), "--print").out) == expected
-    missing = nas(*asked, "--program", "no-such-server")
+    assert shlex.split(nas(*arguments, "--program", str(server), "--print").out) == expected
+    missing = nas(*arguments, "--program", "no-such-server")
     assert missing.code == 4 and "no no-such-server found: install llama.cpp" in missing.err
-    refused = nas(*asked[:-6], "-q", "8da4w")
+    refused = nas(*arguments[:-6], "-q", "8da4w")
     assert refused.code == 3 and "unknown file '8da4w'" in refused.err

@@ -126,7 +126,7 @@ def test_a_killed_training_ends_with_the_weights_of_one_left_alone(
 ) -> None:
     process = start(workers)
     deadline = time.monotonic() + DEADLINE_S
-    while not (found := list((tmp_path / "NAS_HOME").glob(f"families/tiny/1M/training/*/{CHECKPOINT}"))):
+    while not (checkpoints := list((tmp_path / "NAS_HOME").glob(f"families/tiny/1M/training/*/{CHECKPOINT}"))):
         assert process.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < deadline, "no checkpoint appeared"
         time.sleep(0.005)
@@ -139,7 +139,7 @@ def test_a_killed_training_ends_with_the_weights_of_one_left_alone(
     assert len(starts) == 2 and "from step 0 " in starts[0] and "from step 0 " not in starts[1]
     assert record["curve"][-1][1] < record["curve"][0][1] - 1
     assert record["steps"] == 30
-    assert not found[0].exists(), "a training that has ended needs no checkpoint"
+    assert not checkpoints[0].exists(), "a training that has ended needs no checkpoint"
     calm, resumed = undisturbed(tmp_path, max(1, len(os.sched_getaffinity(0)) // workers)), weights_of(tmp_path)
     if workers == 1:
         assert record["device"] == "cpu"

@@ -116,40 +116,40 @@ def members(llama_build: Build, patched_build: Build, tmp_path_factory: pytest.T
     train_tokenizer([], VOCAB, tokenizer, print)
     options = FileOptions(tokenizer=tokenizer, gguf=tuple(map(str.lower, QUANTISATIONS)))
     for text in LAYOUTS.values():
-        layout, own = Layout.parse(text), tmp_path_factory.mktemp("member")
-        trained = checkpoint(layout, own / "weights")
-        record = write_files(own / "tiny", layout, trained, options, print)
+        layout, folder = Layout.parse(text), tmp_path_factory.mktemp("member")
+        trained = checkpoint(layout, folder / "weights")
+        record = write_files(folder / "tiny", layout, trained, options, print)
         model = Model(layout, seed=None).eval()
         model.load_state_dict(released(layout, trained))
-        written.append((own / "tiny", layout, record, model))
-    asked = ask_transformers([folder for folder, *_ in written], tmp_path_factory.mktemp("transformers"))
-    return {name: Made(*each, *found) for name, each, *found in zip(LAYOUTS, written, *asked, strict=True)}
+        written.append((folder / "tiny", layout, record, model))
+    answers = ask_transformers([folder for folder, *_ in written], tmp_path_factory.mktemp("transformers"))
+    return {name: Made(*parts, *outputs) for name, parts, *outputs in zip(LAYOUTS, written, *answers, strict=True)}
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def made(request: pytest.FixtureRequest, members: dict[str, Made]) -> Made:
-    found = members[request.param]
-    assert found.answer["class"] == request.param.partition(",")[0]
-    return found
+def member(request: pytest.FixtureRequest, members: dict[str, Made]) -> Made:
+    result = members[request.param]
+    assert result.answer["class"] == request.param.partition(",")[0]
+    return result
 
 
-def test_transformers_computes_what_the_layout_means(made: Made) -> None:
+def test_transformers_computes_what_the_layout_means(member: Made) -> None:
     ids = torch.tensor([PROMPT, PROMPT[::-1]])
     with torch.no_grad():
-        logits = made.model(ids)
+        logits = member.model(ids)
         for _ in range(TOKENS):
-            ids = torch.cat([ids, made.model(ids)[:, -1:].argmax(-1)], 1)
-    np.testing.assert_allclose(made.logits, logits.numpy(), rtol=0, atol=2e-5)
-    assert made.logits.std() > 0.1, "too flat to tell models apart"
-    assert made.answer["followed"] == made.answer["uncached"] == ids[:, len(PROMPT) :].tolist()
-    assert made.answer["beams_agree"]
-    assert made.answer["batches_agree"]
-    assert made.answer["dtype"] == "torch.float16"
-    assert made.answer["vocab"] == VOCAB
+            ids = torch.cat([ids, member.model(ids)[:, -1:].argmax(-1)], 1)
+    np.testing.assert_allclose(member.logits, logits.numpy(), rtol=0, atol=2e-5)
+    assert member.logits.std() > 0.1, "too flat to tell models apart"
+    assert member.answer["followed"] == member.answer["uncached"] == ids[:, len(PROMPT) :].tolist()
+    assert member.answer["beams_agree"]
+    assert member.answer["batches_agree"]
+    assert member.answer["dtype"] == "torch.float16"
+    assert member.answer["vocab"] == VOCAB
 
 
-def test_chats_are_written_in_chatml(made: Made) -> None:
-    assert made.answer["chat"] == (
+def test_chats_are_written_in_chatml(member: Made) -> None:
+    assert member.answer["chat"] == (
         "<|startoftext|><|im_start|>system\nBe brief.\n"
         'List of tools: <|tool_list_start|>[{"type": "function", "function": {"name": "add"}}]<|tool_list_end|>'
         "<|im_end|>\n<|im_start|>user\nSum?<|im_end|>\n"
@@ -158,11 +158,11 @@ def test_chats_are_written_in_chatml(made: Made) -> None:
 
 
 @pytest.fixture(scope="module")
-def read_by_llama(made: Made, llama_build: Build, patched_build: Build) -> dict[str, dict[str, Any]]:
+def read_by_llama(member: Made, llama_build: Build, patched_build: Build) -> dict[str, dict[str, Any]]:
     """What one process of llama.cpp answers for each of the member's files, by quantisation."""
-    build = patched_build if "patched" in made.record.loads["llama.cpp"] else llama_build
+    build = patched_build if "patched" in member.record.loads["llama.cpp"] else llama_build
     environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(build.folder)}
-    files = [str(made.gguf(quantisation)) for quantisation in QUANTISATIONS]
+    files = [str(member.gguf(quantisation)) for quantisation in QUANTISATIONS]
     argv = [sys.executable, str(Path(__file__).with_name("llama_cpp_text.py")), *files]
     question = json.dumps({"texts": tricky_texts(), "prompt": PROMPT, "tokens": TOKENS})
     done = subprocess.run(argv, input=question, capture_output=True, text=True, env=environment, timeout=120)
@@ -170,45 +170,45 @@ def read_by_llama(made: Made, llama_build: Build, patched_build: Build) -> dict[
     return dict(zip(QUANTISATIONS, json.loads(done.stdout), strict=True))
 
 
-def require_same_text(made: Made, followed: list[int]) -> None:
+def require_same_text(member: Made, followed: list[int]) -> None:
     """Compares greedy tokens; they may part where the best two are closer than llama.cpp's rounding to float16."""
-    ours = made.answer["followed"][0]
+    ours = member.answer["followed"][0]
     parted = next((i for i, (a, b) in enumerate(zip(followed, ours, strict=True)) if a != b), None)
     if parted is None:
         return
     with torch.no_grad():
-        logits = made.model(torch.tensor([PROMPT + ours[:parted]]))[0, -1]
+        logits = member.model(torch.tensor([PROMPT + ours[:parted]]))[0, -1]
     assert logits[ours[parted]] - logits[followed[parted]] < 0.05 * logits.std(), f"token {parted}"
     assert parted >= TOKENS // 3
 
 
 def test_llama_cpp_reads_text_and_goes_on_as_transformers_does(
-    made: Made, read_by_llama: dict[str, dict[str, Any]]
+    member: Made, read_by_llama: dict[str, dict[str, Any]]
 ) -> None:
     texts, answer = tricky_texts(), read_by_llama["F16"]
-    require_same_text(made, answer["followed"])
-    for text, theirs, ours in zip(texts, answer["ids"], made.answer["ids"], strict=True):
+    require_same_text(member, answer["followed"])
+    for text, theirs, ours in zip(texts, answer["ids"], member.answer["ids"], strict=True):
         assert theirs == ours, text
     assert answer["back"] == texts
     assert (answer["bos"], answer["eos"]) == (1, 7) and {2, 7} <= set(answer["end"])
-    template = (made.folder / "transformers" / "chat_template.jinja").read_text()
+    template = (member.folder / "transformers" / "chat_template.jinja").read_text()
     assert answer["template"] == template
 
 
 @pytest.mark.parametrize("quantisation", QUANTISATIONS[1:])
-def test_quantised_files_load(made: Made, read_by_llama: dict[str, dict[str, Any]], quantisation: str) -> None:
+def test_quantised_files_load(member: Made, read_by_llama: dict[str, dict[str, Any]], quantisation: str) -> None:
     followed = read_by_llama[quantisation]["followed"]
     assert len(followed) == TOKENS
     if quantisation == "Q8_0":
-        assert followed[0] == made.answer["followed"][0][0]
+        assert followed[0] == member.answer["followed"][0][0]
 
 
 def test_a_float16_file_of_other_weights_is_not_quantised(llama_build: Build, tmp_path: Path) -> None:
     layout = Layout.parse(LAYOUTS["Lfm2ForCausalLM"])
     write_files(tmp_path / "a" / "m", layout, RandomWeights(1), FileOptions(transformers=False, gguf=("f16",)), print)
-    wanted = FileOptions(transformers=False, gguf=("q8_0",))
-    found = [write_files(tmp_path / name / "m", layout, RandomWeights(2), wanted, print) for name in ("a", "b")]
-    assert found[0] == found[1]
+    options = FileOptions(transformers=False, gguf=("q8_0",))
+    records = [write_files(tmp_path / name / "m", layout, RandomWeights(2), options, print) for name in ("a", "b")]
+    assert records[0] == records[1]
     assert [path.name for path in (tmp_path / "a" / "m" / "gguf").iterdir()] == ["m-Q8_0.gguf"]
 
 

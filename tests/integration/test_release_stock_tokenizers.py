@@ -41,8 +41,8 @@ def test_llama_cpp_gives_the_tokens_of_transformers(llama_build: Build, tmp_path
     assert done.returncode == 0, done.stderr[-3000:]
     for (name, path), answer in zip(paths.items(), json.loads(done.stdout), strict=True):
         theirs = AutoTokenizer.from_pretrained(tmp_path / name / "transformers", local_files_only=True)
-        for text, found in zip(texts, answer["ids"], strict=True):
-            assert found == theirs(text).input_ids, (name, text)
+        for text, ids in zip(texts, answer["ids"], strict=True):
+            assert ids == theirs(text).input_ids, (name, text)
         if name in FORMS:
             assert answer["back"] == texts
         else:  # its mark of a blank in a text becomes one, and a blank in front stays

@@ -24,8 +24,8 @@ def lab(tmp_path: Path) -> Lab:
 
 def build(lab: Lab, *more: str) -> tuple[str, ...]:
     space = str(lab.folder / "tiny.yaml")
-    own = ("--layout", LAYOUT, "--space", space, "--sizes", ",".join(SIZES), "--candidates", "2", "--no-files")
-    return ("family", "build", *own, "--name", "tiny", "--yes", *more)
+    options = ("--layout", LAYOUT, "--space", space, "--sizes", ",".join(SIZES), "--candidates", "2", "--no-files")
+    return ("family", "build", *options, "--name", "tiny", "--yes", *more)
 
 
 def recorded(lab: Lab) -> Family | None:
@@ -58,7 +58,7 @@ def test_a_killed_build_goes_on_and_measures_nothing_twice(lab: Lab) -> None:
         store.close()
     assert keys == 2 * len(SIZES)  # one workload, so one measurement of each candidate
     shown = lab.json_here("family", "show", "tiny")
-    assert [each["member"]["size"] for each in shown["members"]] == list(SIZES)
+    assert [row["member"]["size"] for row in shown["members"]] == list(SIZES)
 
 
 def test_a_device_that_is_not_there_is_named(lab: Lab) -> None:

@@ -48,7 +48,7 @@ def start(url: str, tmp_path: Path) -> Start:
 
 @pytest.fixture
 def store(url: str, tmp_path: Path) -> Iterator[Store]:
-    """With a study."""
+    """A store with a study."""
     store = Store.open(url, artifacts=tmp_path / "artifacts")
     studies.create(store, "shared", {"name": "tiny"}, seed=0, version="0")
     yield store
@@ -63,16 +63,16 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[str]:
 
 def assert_consistent(store: Store) -> None:
     """Every trial is whole: number, events, status, result and file."""
-    found = trials.all(store, 1)
-    assert [trial.number for trial in found] == list(range(len(found)))
+    rows = trials.all(store, 1)
+    assert [trial.number for trial in rows] == list(range(len(rows)))
     log = all_events(store, 1)
-    for trial in found:
-        assert trial.status == derive(each for each in log if each.trial == trial.number)
+    for trial in rows:
+        assert trial.status == derive(event for event in log if event.trial == trial.number)
         assert trial.status.state is TrialState.EXPORTED
         assert [result.result_key for result in results.of_trial(store, 1, trial.number)] == [trial.layout_id]
     for artifact in artifacts.all(store):
         artifacts.verify(store, artifact.sha256)
-    assert len(artifacts.all(store)) == len(found)
+    assert len(artifacts.all(store)) == len(rows)
     if store.engine.dialect.name == "sqlite":
         with closing(sqlite3.connect(str(store.engine.url.database))) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -82,8 +82,8 @@ def assert_consistent(store: Store) -> None:
 def test_four_writers_number_trials_without_gaps(store: Store, start: Start) -> None:
     finish([start("propose", worker, 40) for worker in range(1, 5)])
     assert_consistent(store)
-    shared, own = 8, 32
-    assert len(trials.all(store, 1)) == shared + 4 * own
+    shared, private = 8, 32
+    assert len(trials.all(store, 1)) == shared + 4 * private
 
 
 def test_a_new_database_is_built_once_by_whoever_comes_first(url: str, start: Start) -> None:
@@ -125,7 +125,7 @@ def test_killed_writers_leave_a_consistent_database(store: Store, start: Start) 
         assert process.returncode == -signal.SIGKILL
         assert_consistent(store)
     # At most what was being written when it was killed is left over, and is swept up once it is old.
-    known = {artifact.sha256 for artifact in artifacts.all(store)}
-    spare = [path for path in store.artifacts.glob("*/*") if path.parent.name + path.name not in known]
+    hashes = {artifact.sha256 for artifact in artifacts.all(store)}
+    spare = [path for path in store.artifacts.glob("*/*") if path.parent.name + path.name not in hashes]
     assert len(spare) <= 6
     assert artifacts.collect(store, 1 << 30).freed_bytes == 0

@@ -25,7 +25,7 @@ from nas.serve.views.candidate import candidate_views
 
 TRIALS = 4
 LEAST_RECALL = 0.6
-"""As a share of the model's."""
+"""The limit on recall, as a share of the model's."""
 Report = dict[str, Any]
 
 
@@ -51,8 +51,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 @pytest.fixture(scope="module")
 def report(lab: Lab) -> Report:
-    found: Report = lab.json_here(*lab.launch("mixes", "--trials", str(TRIALS), space="mixes"))
-    return found
+    report: Report = lab.json_here(*lab.launch("mixes", "--trials", str(TRIALS), space="mixes"))
+    return report
 
 
 def path_of(lab: Lab) -> Path:
@@ -94,11 +94,11 @@ def test_a_candidate_s_page_shows_both_rungs(lab: Lab, report: Report) -> None:
         (view,) = candidate_views(store, StudySnapshot(read_study(store, "mixes")), [number])
     finally:
         store.close()
-    assert [(each.rung, each.run, each.seed) for each in view.trainings] == [
+    assert [(training.rung, training.run, training.seed) for training in view.trainings] == [
         ("sum", "library", 0),
         *(("assembled", "library", part) for part in range(4)),
     ]
-    assert [each.rung for each in view.evaluations if not each.group] == ["sum", "assembled"]
+    assert [evaluation.rung for evaluation in view.evaluations if not evaluation.group] == ["sum", "assembled"]
 
 
 def test_resumed_it_repeats_nothing_and_refuses_other_scores(lab: Lab, report: Report) -> None:
@@ -120,10 +120,10 @@ def test_a_mix_is_on_the_front_only_if_it_recalls_enough(lab: Lab, report: Repor
         records = read_study(store, "mixes").records.values()
     finally:
         store.close()
-    assembled = [each for each in records if each.trial.origin != "reference" and "assembled" in each.rungs]
+    assembled = [record for record in records if record.trial.origin != "reference" and "assembled" in record.rungs]
     assert len(assembled) > len(report["ranking"]) > 0
-    for each in assembled:
-        recall, status = each.rungs["assembled"].recall, each.trial.status
+    for record in assembled:
+        recall, status = record.rungs["assembled"].recall, record.trial.status
         assert recall is not None
         assert status.state == (TrialState.COMPLETE if recall >= LEAST_RECALL else TrialState.INFEASIBLE)
         if recall < LEAST_RECALL:

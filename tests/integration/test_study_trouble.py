@@ -21,7 +21,7 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def refused(lab: Lab, code: int, *arguments: str) -> str:
-    """The error of a command that prints nothing but one, in one line."""
+    """Runs a command that must end with `code` and print nothing; returns its error, a single line."""
     ended = lab.here(*arguments, code=code)
     assert ended.out == ""
     (line,) = [line for line in ended.err.splitlines() if line.startswith("nas: ")]
@@ -46,16 +46,16 @@ def test_a_file_that_is_no_database_is_left_alone(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [("missing.txt", None, "no such file or folder"), ("binary.txt", b"\xff" * 99_999, "is not UTF-8 text")],
 )
-def test_a_corpus_that_cannot_be_read_is_named(lab: Lab, name: str, content: bytes | None, told: str) -> None:
+def test_a_corpus_that_cannot_be_read_is_named(lab: Lab, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (lab.folder / name).write_bytes(content)
     lab.space(quality=SPACE["quality"] | {"corpus": [name]})
     line = refused(lab, 3, *lab.launch("study"))
     assert str(lab.folder / name) in line
-    assert told in line
+    assert message in line
     assert not (lab.home / "hilnas.db").exists()
 
 

@@ -11,7 +11,7 @@ from study_lab import Lab
 from nas.core import paths
 from nas.search.analysis.agreement import FEWEST
 
-# Minutes; by default each runtime has studies of its own, and what two have in common is in the unit tests.
+# Takes minutes. By default each runtime is tested in studies of its own, and unit tests cover what needs two.
 pytestmark = pytest.mark.exhaustive
 
 TRIALS = 1
@@ -41,7 +41,7 @@ SPACE: dict[str, Any] = {
 
 
 class RealLab(Lab):
-    """With the builds, and the programs that ExecuTorch lowered before, of the person who runs the tests."""
+    """Uses the cache of the person who runs the tests: builds, and programs that ExecuTorch lowered before."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -59,8 +59,8 @@ def report(short_reference_runs: None, tmp_path_factory: pytest.TempPathFactory)
         protocol=TINY["protocol"] | {"deadline_s": 60},
     )
     options = ("--trials", str(TRIALS), "--workers", "1")
-    found: dict[str, Any] = lab.json_here(*lab.launch("two", *options, space="two"))
-    return found
+    report: dict[str, Any] = lab.json_here(*lab.launch("two", *options, space="two"))
+    return report
 
 
 def test_every_trial_is_measured_and_proved_right_on_both(report: dict[str, Any]) -> None:
@@ -68,15 +68,15 @@ def test_every_trial_is_measured_and_proved_right_on_both(report: dict[str, Any]
     assert report["trials"]["complete"] == TRIALS, report["trials"]
     assert report["stage_seconds"]["gate"] > 0
     for row in [*report["ranking"], *report["references"]]:
-        by_runtime = {taken["place"]["runtime"]: taken for taken in row["measurements"]}
+        by_runtime = {measurement["place"]["runtime"]: measurement for measurement in row["measurements"]}
         assert by_runtime.keys() == set(RUNTIMES)
-        assert len({taken["artifact"] for taken in by_runtime.values()}) == 2
-        for runtime, taken in by_runtime.items():
-            assert taken["runtime"] == runtime
-            assert taken["calibration_ms"] > 0
-            assert taken["figures"]["latency"]["value"] > 0 and taken["figures"]["peak_rss"]["value"] > 0
-            assert all(rep["reference"] for rep in taken["repetitions"]), "each has the reference of its runtime"
-    assert len({taken["calibration_ms"] for taken in report["references"][0]["measurements"]}) == 2
+        assert len({measurement["artifact"] for measurement in by_runtime.values()}) == 2
+        for runtime, measurement in by_runtime.items():
+            assert measurement["runtime"] == runtime
+            assert measurement["calibration_ms"] > 0
+            assert measurement["figures"]["latency"]["value"] > 0 and measurement["figures"]["peak_rss"]["value"] > 0
+            assert all(rep["reference"] for rep in measurement["repetitions"]), "each has the reference of its runtime"
+    assert len({measurement["calibration_ms"] for measurement in report["references"][0]["measurements"]}) == 2
 
 
 def test_axes_are_ratios_over_both_and_budgets_are_of_one(report: dict[str, Any]) -> None:
@@ -90,9 +90,9 @@ def test_axes_are_ratios_over_both_and_budgets_are_of_one(report: dict[str, Any]
 
 def test_the_runtimes_agreement_is_told(report: dict[str, Any]) -> None:
     """Its coefficients, which need more layouts, are in tests/unit/test_analysis_agreement.py."""
-    found = {each["metric"]: each for each in report["agreement"]}
-    assert found.keys() == {"latency", "ttft", "decode_p50", "peak_rss"}
-    for each in found.values():
-        assert each["runtimes"] == list(RUNTIMES)
-        assert each["correlation"]["layouts"] == TRIALS + 2
-        assert each["correlation"]["reason"] == f"{TRIALS + 2} layouts; a rank correlation needs {FEWEST}"
+    by_metric = {row["metric"]: row for row in report["agreement"]}
+    assert by_metric.keys() == {"latency", "ttft", "decode_p50", "peak_rss"}
+    for row in by_metric.values():
+        assert row["runtimes"] == list(RUNTIMES)
+        assert row["correlation"]["layouts"] == TRIALS + 2
+        assert row["correlation"]["reason"] == f"{TRIALS + 2} layouts; a rank correlation needs {FEWEST}"

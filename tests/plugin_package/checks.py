@@ -57,14 +57,14 @@ def test_any_number_of_chunks_is_the_recurrence(length: int) -> None:
     module = S4D(Block.of("s4d", state=3), 8).double()
     draw_weights(module, 0, depth=4)
     x = torch.randn(1, length, 8, generator=torch.Generator().manual_seed(1)).double()
-    wanted = reference_s4d(module.block, module.state_dict(), x[0])
-    assert torch.allclose(module(x)[0][0], wanted, rtol=0, atol=1e-12)
+    expected = reference_s4d(module.block, module.state_dict(), x[0])
+    assert torch.allclose(module(x)[0][0], expected, rtol=0, atol=1e-12)
     parts = [part for part in x.split([length // 2, length - length // 2], 1) if part.shape[1]]
     state, cut = module.init_state(1, x.dtype, x.device), []
     for part in parts:
         y, state = module(part, state)
         cut.append(y)
-    assert torch.allclose(torch.cat(cut, 1)[0], wanted, rtol=0, atol=1e-12)
+    assert torch.allclose(torch.cat(cut, 1)[0], expected, rtol=0, atol=1e-12)
 
 
 def test_its_kernel_is_the_papers() -> None:
@@ -73,9 +73,9 @@ def test_its_kernel_is_the_papers() -> None:
     c, u, rate = torch.randn(6, 4, generator=rng), torch.randn(1, 200, 6, generator=rng), -torch.arange(1.0, 5)
     written = (0.05 * rate).expm1() / rate
     kernel = ((c * written)[..., None] * (0.05 * rate[:, None] * torch.arange(200)).exp()).sum(1)
-    wanted = torch.fft.irfft(torch.fft.rfft(u[0].T, 400) * torch.fft.rfft(kernel, 400), 400)[:, :200].T
+    expected = torch.fft.irfft(torch.fft.rfft(u[0].T, 400) * torch.fft.rfft(kernel, 400), 400)[:, :200].T
     y, _ = constant_scan(u, (0.05 * rate).expand(6, 4), c * written, torch.zeros(1, 6, 4))
-    assert torch.allclose(y[0], wanted, atol=1e-5)
+    assert torch.allclose(y[0], expected, atol=1e-5)
 
 
 def test_a_space_of_these_kinds_is_read_and_sampled(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_a_kind_scales_in_a_family_as_in_proxies() -> None:
 
 def test_both_runtimes_carry_it_and_llama_cpp_says_why_not_the_feed_forward() -> None:
     assert RUNTIMES["executorch"].supports(LAYOUT).verdict == "stock"
-    found = RUNTIMES["llama.cpp"].supports(Layout.parse("d64 v300 ffn=swiglu:96 [Z4 A2/1 Z4]"))
-    assert found.verdict == "patched" and "S4D layers are in no stock architecture" in found.reasons
+    support = RUNTIMES["llama.cpp"].supports(Layout.parse("d64 v300 ffn=swiglu:96 [Z4 A2/1 Z4]"))
+    assert support.verdict == "patched" and "S4D layers are in no stock architecture" in support.reasons
     refused = RUNTIMES["llama.cpp"].supports(LAYOUT)
     assert refused.verdict == "no"
     assert refused.reasons == ("reglu blocks: neither the stock build nor the patched one has them",)

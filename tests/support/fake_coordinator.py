@@ -144,8 +144,8 @@ class FakeCoordinator:
             return next((job for job in self.jobs if self._meant.get(job.id, request.device) == request.device), None)
 
         self.polls.append(request)
-        known = {(agent.agent, device.id) for agent in self.registered for device in agent.devices}
-        if (request.agent, request.device) not in known:
+        devices = {(agent.agent, device.id) for agent in self.registered for device in agent.devices}
+        if (request.agent, request.device) not in devices:
             return httpx.Response(404, text="unknown agent or device: register first")
         self._changed.wait_for(lambda: mine() is not None or request.device not in self.serving(), request.wait_s)
         job = mine()

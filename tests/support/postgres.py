@@ -133,39 +133,39 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(settings: Mapping[str, str], kept: Path | None = None) -> Iterator[Server]:
+def server(settings: Mapping[str, str], data_folder: Path | None = None) -> Iterator[Server]:
     """Runs a server.
 
     Args:
         settings: as in postgresql.conf.
-        kept: folder of its data, which stay for the next server there; None: a new one, removed at the end.
+        data_folder: for its data, which stay for the next server there; None: a new one, removed at the end.
     """
     programs = _programs()
-    folder = kept or Path(tempfile.mkdtemp(prefix="hilnas-postgres-"))
+    folder = data_folder or Path(tempfile.mkdtemp(prefix="hilnas-postgres-"))
     folder.mkdir(exist_ok=True)
     try:
         if os.geteuid() == 0:
             shutil.chown(folder, "nobody", "nogroup")
         # A server whose processes all were killed leaves it, and its number may now be that of another process.
         (folder / "data" / "postmaster.pid").unlink(missing_ok=True)
-        made = Server(programs, folder, settings)
+        server = Server(programs, folder, settings)
         if not (folder / "data").exists():
-            made.initialise()
-        made.start()
+            server.initialise()
+        server.start()
         try:
-            yield made
+            yield server
         finally:
-            made.stop()
+            server.stop()
     finally:
-        if kept is None:
+        if data_folder is None:
             shutil.rmtree(folder)
 
 
 def _programs() -> Path:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    paths = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("initdb")
-    assert found or on_path, "no PostgreSQL server is installed here: apt install postgresql"
-    return found[-1].parent if found else Path(str(on_path)).resolve().parent
+    assert paths or on_path, "no PostgreSQL server is installed here: apt install postgresql"
+    return paths[-1].parent if paths else Path(str(on_path)).resolve().parent
 
 
 def _as_server(*argv: object, death: str = "KILL") -> list[str]:

@@ -24,7 +24,7 @@ def assert_neither_outlives_the_other(argv: Sequence[str], killed: Literal["refe
 
 def _children(pid: int) -> list[psutil.Process]:
     end = time.monotonic() + 60
-    while not (found := psutil.Process(pid).children()):
+    while not (children := psutil.Process(pid).children()):
         assert time.monotonic() < end
         time.sleep(0.05)
-    return found
+    return children

@@ -84,13 +84,13 @@ def _mamba(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
 
 def _gdn(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     """Its value heads that share a key are next to each other, and its projections are ordered by key head."""
-    keys, size, each = ours.block.int("key_heads"), ours.size, ours.heads // ours.block.int("key_heads")
+    keys, size, per_key = ours.block.int("key_heads"), ours.size, ours.heads // ours.block.int("key_heads")
     config = transformers.Qwen3NextConfig(
         hidden_size=d_model, num_hidden_layers=1, linear_num_value_heads=ours.heads, linear_num_key_heads=keys,
         linear_key_head_dim=size, linear_value_head_dim=size, linear_conv_kernel_dim=ours.block.int("conv"),
         rms_norm_eps=_EPS, layer_types=["linear_attention"],
     )  # fmt: skip
-    order = torch.arange(ours.heads).view(each, keys).T  # [key head, which of its value heads]
+    order = torch.arange(ours.heads).view(per_key, keys).T  # [key head, which of its value heads]
 
     def by_head(rows: Tensor, heads: int) -> Tensor:
         return rows.view(heads, -1, *rows.shape[1:])
@@ -170,8 +170,8 @@ def _mla(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
         rope_theta=ours.rope_theta, rms_norm_eps=_EPS, attn_implementation="eager",
     )  # fmt: skip
     pairs = torch.arange(rope).view(2, -1).T.flatten()  # number i of the first half comes next to i of the second
-    asked = weights["q_up.weight" if rank else "q.weight"].view(heads, nope + rope, -1)
-    asked = torch.cat([asked[:, :nope], asked[:, nope:][:, pairs]], 1).flatten(0, 1)
+    queries = weights["q_up.weight" if rank else "q.weight"].view(heads, nope + rope, -1)
+    queries = torch.cat([queries[:, :nope], queries[:, nope:][:, pairs]], 1).flatten(0, 1)
     down = torch.cat([weights["kv_down.weight"][:latent], weights["kv_down.weight"][latent:][pairs]])
     keys = weights["k_up.weight"].view(heads, latent, nope).transpose(1, 2)
     state = {
@@ -184,10 +184,10 @@ def _mla(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
         state |= {
             "q_a_proj.weight": weights["q_down.weight"],
             "q_a_layernorm.weight": weights["q_norm.weight"],
-            "q_b_proj.weight": asked,
+            "q_b_proj.weight": queries,
         }
     else:
-        state["q_proj.weight"] = asked
+        state["q_proj.weight"] = queries
     module = _loaded(deepseek_v2.DeepseekV2Attention(config, layer_idx=0), state)
     for name, part in module.named_children():
         if name.endswith("_layernorm"):

@@ -86,7 +86,7 @@ def sources(lab: Path) -> list[Tokens]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NAS_CACHE", str(lab / "cache"))
         vocabulary = Vocabulary(lab / "tokenizer.json", LAYOUT.vocab)
-        return [tokenise(each, vocabulary, None, 0, 1 << 16) for each in read_sources([lab / "text"], 0.2)]
+        return [tokenise(source, vocabulary, None, 0, 1 << 16) for source in read_sources([lab / "text"], 0.2)]
 
 
 def adaptation(

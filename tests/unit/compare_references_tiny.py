@@ -23,8 +23,8 @@ def tiny(reference: ReferenceModel) -> ReferenceModel:
     shape = reference.shape
     if isinstance(shape, Layout):
         return replace(reference, shape=_tiny_layout(shape))
-    wanted = _SIZES | _OF_ARCHITECTURE.get(shape.architecture, {})
-    changes = {name: value for name, value in wanted.items() if getattr(shape, name)}
+    sizes = _SIZES | _OF_ARCHITECTURE.get(shape.architecture, {})
+    changes = {name: value for name, value in sizes.items() if getattr(shape, name)}
     if "attention.sliding_window" in shape.extra:
         changes["extra"] = {**shape.extra, "attention.sliding_window": 64}
     return replace(reference, shape=replace(shape, **changes))
@@ -32,10 +32,10 @@ def tiny(reference: ReferenceModel) -> ReferenceModel:
 
 def _tiny_layout(layout: Layout) -> Layout:
     """The first layers that have every kind of block, two at least, at a width of 256."""
-    wanted = _blocks_of(layout)
+    blocks = _blocks_of(layout)
     for depth in range(2, layout.depth + 1):
         first = Layout.of(layout.d_model, layout.vocab, layout.layers[:depth], tied=layout.tied)
-        if _blocks_of(first) == wanted:
+        if _blocks_of(first) == blocks:
             return padded(narrow(first, _SIZES["width"], _SIZES["vocab"]))
     raise AssertionError(layout)
 
@@ -46,18 +46,18 @@ def _blocks_of(layout: Layout) -> frozenset[str]:
 
 def layouts() -> dict[str, ReferenceModel]:
     """One reference model of each set of blocks, of those that are layouts of ours."""
-    found: dict[frozenset[str], ReferenceModel] = {}
+    references: dict[frozenset[str], ReferenceModel] = {}
     for reference in REFERENCES.values():
         if isinstance(reference.shape, Layout):
-            found.setdefault(_blocks_of(reference.shape), reference)
-    return {reference.name: reference for reference in found.values()}
+            references.setdefault(_blocks_of(reference.shape), reference)
+    return {reference.name: reference for reference in references.values()}
 
 
 def kinds() -> dict[str, ReferenceModel]:
     """One reference model of each kind of graph, of those that are no layouts."""
-    found: dict[tuple[str, bool, bool], ReferenceModel] = {}
+    references: dict[tuple[str, bool, bool], ReferenceModel] = {}
     for reference in REFERENCES.values():
         if isinstance(reference.shape, Decoder):
             kind = (reference.architecture, bool(reference.shape.experts), "rope.scaling.type" in reference.shape.extra)
-            found.setdefault(kind, reference)
-    return {reference.name: reference for reference in found.values()}
+            references.setdefault(kind, reference)
+    return {reference.name: reference for reference in references.values()}

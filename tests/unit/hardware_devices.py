@@ -25,23 +25,23 @@ def costs(space: SearchSpace = SPACE, unit: str = "ms") -> Costs:
 
 def draw(count: int, seed: int = 0) -> list[Layout]:
     sampler, rng = Sampler(SPACE), np.random.default_rng(seed)
-    found: dict[str, Layout] = {}
-    while len(found) < count:
+    layouts: dict[str, Layout] = {}
+    while len(layouts) < count:
         layout = sampler.draw(rng)
-        found[layout.id] = layout
-    return list(found.values())
+        layouts[layout.id] = layout
+    return list(layouts.values())
 
 
 def time_ms(layout: Layout, *, fast: float = 1.0, attention: float = 1.0) -> float:
-    """Blocks by themselves, and a cache that feed-forwards behind attention find cold."""
+    """The sum over blocks; those of layers with full attention take 10 % longer, as if the cache were cold."""
     total = 0.4
     for index in range(layout.depth):
         blocks = layout.own(index).blocks
         cold = 1.1 if any(block.kind == "gqa" for block in blocks) else 1.0
         for block in blocks:
-            own = attention if block.kind in ("gqa", "swa") else 1.0
+            factor = attention if block.kind in ("gqa", "swa") else 1.0
             active = block.spec.count(block, layout.d_model).active
-            total += own * cold * (0.02 + SECONDS_PER_M[block.kind] * active / 1e6)
+            total += factor * cold * (0.02 + SECONDS_PER_M[block.kind] * active / 1e6)
     return total / fast
 
 

@@ -64,23 +64,23 @@ class LiveLab:
         """The references have been measured: from now on there are coordinates and a reference point."""
         runtimes = SearchSpace.model_validate(studies.get(self.store, study).space).runtimes
         places = [_PLACE._replace(runtime=runtime.name) for runtime in runtimes]
-        taken = figures_json({place: figures(1.0, 1.0) for place in places})
-        studies.set_scales(self.store, study, {"figures": {PUBLISHED: taken, ATTENTION: taken}})
+        record = figures_json({place: figures(1.0, 1.0) for place in places})
+        studies.set_scales(self.store, study, {"figures": {PUBLISHED: record, ATTENTION: record}})
         studies.freeze_reference(self.store, study, CORNER)
 
     def propose(self, study: int, origin: Origin = "proposal") -> int:
         """A new trial's number."""
         self._made += 1
-        made = proposal(32 * self._made, origin=origin)
+        trial = proposal(32 * self._made, origin=origin)
         if origin == "reference":
             layout = tiny_space().references.layouts()[PUBLISHED]
-            made = replace(made, layout=layout.to_json(), layout_id=layout.id)
-        return trials.propose(self.store, study, [made])[0].number
+            trial = replace(trial, layout=layout.to_json(), layout_id=layout.id)
+        return trials.propose(self.store, study, [trial])[0].number
 
     def note_quality(self, study: int, trial: int, quality: float) -> None:
-        """The trial's quality is noted, again perhaps."""
-        told = {"rung": "first", "value": quality, "per_group": {}, "sd": 0.01, "n_seeds": 2}
-        trials.add_event(self.store, study, trial, EventKind.PROGRESS, {"what": "quality", "rung": 0, "quality": told})
+        """Notes the trial's quality, for the first time or again."""
+        entry = {"rung": "first", "value": quality, "per_group": {}, "sd": 0.01, "n_seeds": 2}
+        trials.add_event(self.store, study, trial, EventKind.PROGRESS, {"what": "quality", "rung": 0, "quality": entry})
 
     def measure(
         self,
@@ -93,14 +93,14 @@ class LiveLab:
         runtime: str = "fake",
         calibration_ms: float | None = None,
     ) -> None:
-        """A measurement of the trial is kept; it took two seconds."""
+        """Stores a measurement of the trial, which took two seconds."""
         self._made += 1
-        made = Measurement(
+        measurement = Measurement(
             artifact="a", runtime=runtime, build="b", patched=False, device="box",
             workload=tiny_space().workloads["chat"], figures=figures(latency, memory, n), repetitions=[],
             refused_share=0.0, protocol=PROTOCOL_VERSION, calibration_ms=calibration_ms,
         )  # fmt: skip
-        outcome = {"value": made.model_dump(mode="json"), "seconds": 2.0}
+        outcome = {"value": measurement.model_dump(mode="json"), "seconds": 2.0}
         results.put(self.store, key(self._made), "measure", outcome, seconds=2.0, trial=(study, trial))
         self.clock.time += 2
 
@@ -118,7 +118,7 @@ class LiveLab:
         return trial
 
     def multiply(self, study: int, trial: int, copies: int) -> None:
-        """Copies of a trial, its events and its measurement, with other figures; by the database itself, as one."""
+        """Copies a trial, its events and its measurement, with other figures: in the database, in one transaction."""
         number = "(SELECT max(number) FROM trial WHERE study = :study)"
         many = "WITH RECURSIVE nth(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM nth WHERE i < :copies) "
         # Bits of a multiplicative hash: spread evenly, and the same each time.
@@ -139,6 +139,6 @@ class LiveLab:
         )
         with self.store.write() as connection:
             for statement in statements:
-                wanted = {"study": study, "trial": trial, "copies": copies}
-                bound = {name: value for name, value in wanted.items() if f":{name}" in statement}
+                parameters = {"study": study, "trial": trial, "copies": copies}
+                bound = {name: value for name, value in parameters.items() if f":{name}" in statement}
                 connection.execute(text(statement), bound)

@@ -75,11 +75,11 @@ class KilledError(Exception):
 
 def killed_after(passes: int) -> Worker:
     """The only worker, killed before its pass number `passes`, counted from 0."""
-    left = [passes]
+    countdown = [passes]
 
     def hook() -> None:
-        left[0] -= 1
-        if left[0] < 0:
+        countdown[0] -= 1
+        if countdown[0] < 0:
             raise KilledError
 
     return alone(hook)

@@ -47,12 +47,12 @@ def write_family(home: Path, name: str = "demo", text: str = "because it is fast
         Member(size="4M", layout=SMALL, parameters=4_000_000, active=4_000_000, non_embedding=3_000_000,
                decisions=(choice,), tried=(tried,), measured=(measured("laptop", 90.0, text),)),
     )  # fmt: skip
-    made = Family(
+    family = Family(
         name=name, study="study", made="2026-01-02T03:04:05Z", seed=0, pattern=text, members=members,
         sources=(Source(layout=SMALL, trial=0, objectives={"quality": 1.5}),), decisions=(choice,),
         provenance={"hilnas": "0", "space": text},
     )  # fmt: skip
-    write_record(folder / FAMILY, made)
+    write_record(folder / FAMILY, family)
     write_record(folder / "4M" / FILES, files(folder / "4M", text))
     training = MemberTraining(
         checkpoint="c" * 64, config={}, start=text, tokens=2_000_000, steps=20, seconds=7200.0, device=text,
@@ -60,7 +60,7 @@ def write_family(home: Path, name: str = "demo", text: str = "because it is fast
     )  # fmt: skip
     write_record(folder / "4M" / TRAINING, training)
     write_record(folder / "comparison-laptop.json", comparison(name, text))
-    return made
+    return family
 
 
 def files(folder: Path, text: str = "") -> MemberFiles:

@@ -83,7 +83,7 @@ def sample(ttft_ms: float = 10.0, token_ms: float = 1.0, tokens: int = 16, **mor
 
 
 def reference_times(report: Sample | None = None) -> ReferenceTimes:
-    """What a reference model takes whose runs report `report`."""
+    """The times of a reference model whose runs report `report`."""
     return estimator.reference_times([report or sample()], 1)
 
 
@@ -97,7 +97,7 @@ def figure(value: float | None, spread: float = 0.0, unit: str = "ms", n: int = 
 
 def summary(figures: Mapping[str, Figure]) -> MeasurementSummary:
     """A measurement as records hold it."""
-    return MeasurementSummary("0" * 64, json.dumps({name: each.model_dump() for name, each in figures.items()}))
+    return MeasurementSummary("0" * 64, json.dumps({name: figure.model_dump() for name, figure in figures.items()}))
 
 
 def snapshot(store: Store) -> StudySnapshot:
@@ -113,7 +113,7 @@ def bed_of(folder: Path, space: SearchSpace | None = None, **options: Any) -> Be
 
 @dataclass
 class ScriptedJobs:
-    """Answers each round with the next of `script`, or raises it; keeps what was asked."""
+    """Answers each round with the next of `script`, or raises it; records the calls."""
 
     script: list[RoundResult | Exception]
     asked: list[tuple[str, int, Round]] = field(default_factory=list)

@@ -47,5 +47,5 @@ LINES = (
 def are_found(lines: list[str], file: str) -> None:
     """Checks that `lines` are the ten, in order, and nothing else."""
     assert len(lines) == len(LINES), "\n".join(lines)
-    for found, wanted in zip(lines, LINES, strict=True):
-        assert found.startswith(f"{file}{wanted}"), found
+    for line, expected in zip(lines, LINES, strict=True):
+        assert line.startswith(f"{file}{expected}"), line

@@ -78,16 +78,16 @@ def library(teacher: TrainedTeacher, text: list[Tokens], tmp_path: Path) -> Libr
 
 
 def test_attention_has_nine_alternatives_and_a_feed_forward_four() -> None:
-    found = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
-    names = [block.format() if block else "-" for block in found[Slot(0, "mixer")]]
+    alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
+    names = [block.format() if block else "-" for block in alternatives[Slot(0, "mixer")]]
     assert names == [
         "A4/2", "A4/1", "W4/4@8", "W4/4@8(sink=1)", "L4/32(nope_dim=8)", "C3", "M16(expand=1,groups=4,heads=4)",
         "X4(key_dim=16)", "-",
     ]  # fmt: skip
-    assert [block.format() if block else "-" for block in found[Slot(0, "ffn")]] == [
+    assert [block.format() if block else "-" for block in alternatives[Slot(0, "ffn")]] == [
         "swiglu:96", "swiglu:64", "swiglu:32", "-",
     ]  # fmt: skip
-    assert found[Slot(2, "mixer")] == (None,)
+    assert alternatives[Slot(2, "mixer")] == (None,)
 
 
 def test_scaled_rope_is_kept_or_has_no_alternative() -> None:
@@ -122,8 +122,8 @@ def test_rope_on_a_part_of_a_head_is_kept_or_has_no_alternative() -> None:
 
 def test_attention_may_read_keys_and_values_of_an_equal_block_below() -> None:
     layout = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16 C3 A4/4:16 A4/2:16 A4/4:16 W4/4@8:16 A4/4:16]")
-    found = {slot.depth: default_alternatives(layout, slot, 8) for slot in slots_of(layout) if slot.part == "mixer"}
-    readers = {depth: [block.format() for block in each if lender_of(block)] for depth, each in found.items()}
+    mixers = {slot.depth: default_alternatives(layout, slot, 8) for slot in slots_of(layout) if slot.part == "mixer"}
+    readers = {depth: [block.format() for block in blocks if lender_of(block)] for depth, blocks in mixers.items()}
     assert readers == {0: [], 1: [], 2: ["A4/4(kv=0)"], 3: [], 4: [], 5: [], 6: ["A4/4(kv=4)"]}
 
 
@@ -159,14 +159,14 @@ def test_readers_are_selected_with_the_block_that_they_read(lab: Path, tmp_path:
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=QUICK)
     problem = one.choices.problem()
     (reader,) = (option for option in problem.options[Slot(1, "mixer")] if "kv=" in option.name)
-    own = block_name(Slot(0, "mixer").block(LAYOUT))
-    assert reader.needs == (Slot(0, "mixer"), (own,))
-    kept = {Slot(1, "mixer"): Block.parse(reader.name, "mixer")}
-    less = work_of(LAYOUT)["decode_p50"] - work_of(with_blocks(LAYOUT, kept)[0])["decode_p50"]
+    lender = block_name(Slot(0, "mixer").block(LAYOUT))
+    assert reader.needs == (Slot(0, "mixer"), (lender,))
+    choice = {Slot(1, "mixer"): Block.parse(reader.name, "mixer")}
+    less = work_of(LAYOUT)["decode_p50"] - work_of(with_blocks(LAYOUT, choice)[0])["decode_p50"]
     assert reader.costs["decode_p50"] == pytest.approx(-less)
     places = dict(problem.options) | {Slot(1, "mixer"): [reader]}
     chosen = select(places, problem.base, {})
-    assert chosen is not None and chosen[Slot(0, "mixer")].name == own
+    assert chosen is not None and chosen[Slot(0, "mixer")].name == lender
     assert one._child(problem, chosen) is not None
 
 
@@ -190,9 +190,9 @@ def test_start_values_come_from_the_trained_block() -> None:
 
 def test_alternatives_keep_what_positions_mean_and_windows_get_no_latents() -> None:
     layout = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16(rope_theta=10000) A4/4:16(rope_theta=0) W4/4@32:16 C3]")
-    found = {slot.depth: default_alternatives(layout, slot, 8) for slot in slots_of(layout) if slot.part == "mixer"}
-    latent = [[block for block in found[depth] if block and block.kind == "mla"] for depth in range(3)]
-    assert [[block.resolve(64).get("rope_theta") for block in each] for each in latent] == [[10000.0], [0.0], []]
+    mixers = {slot.depth: default_alternatives(layout, slot, 8) for slot in slots_of(layout) if slot.part == "mixer"}
+    latent = [[block for block in mixers[depth] if block and block.kind == "mla"] for depth in range(3)]
+    assert [[block.resolve(64).get("rope_theta") for block in blocks] for blocks in latent] == [[10000.0], [0.0], []]
     wide = default_alternatives(layout, Slot(2, "mixer"), 64)
     assert not [block for block in wide if block and block.kind == "swa" and block.int("window") > 32]
 
@@ -292,8 +292,8 @@ def test_linear_mixers_start_with_queries_keys_and_values() -> None:
     attention = Model(Layout.parse("d64 v320 ffn=swiglu:128 [A4/2:16(qk_norm=0) C3]"), seed=1).layers["0"].mixers[0]
     x = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(0))
     keys, values = (
-        each.weight.detach().view(2, 16, 64).repeat_interleave(2, 0).flatten(0, 1)
-        for each in (attention.k, attention.v)
+        projection.weight.detach().view(2, 16, 64).repeat_interleave(2, 0).flatten(0, 1)
+        for projection in (attention.k, attention.v)
     )
     for text in ("G4", "X4(key_dim=16)"):
         mixer = started(Block.parse(text, "mixer"), attention, x, 0, 3)
@@ -304,16 +304,18 @@ def test_linear_mixers_start_with_queries_keys_and_values() -> None:
 
 
 def test_settings_name_further_mixers(lab: Path, tmp_path: Path, home: Path) -> None:
-    def given(*mixers: str) -> AdaptSettings:
+    def with_mixers(*mixers: str) -> AdaptSettings:
         return QUICK.model_copy(update={"mixers": mixers})
 
-    one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=given("L4/48(nope_dim=8,rope_dim=8)", "X4"))
+    one = adaptation(
+        lab, tmp_path / "out", tmp_path / "library", settings=with_mixers("L4/48(nope_dim=8,rope_dim=8)", "X4")
+    )
     names = [block.format() for block in one.alternatives[Slot(0, "mixer")] if block]
     assert names[-2:] == ["L4/48(nope_dim=8)", "X4"]
     assert one.alternatives[Slot(2, "mixer")] == (None,), "a short convolution is not attention"
     for text, message in (("Z9", "unknown mixer"), ("A4/2:16(kv=0)", "shares the cache"), ("A5/2", "5 heads")):
         with pytest.raises(InvalidInput, match=message):
-            adaptation(lab, tmp_path / "other", tmp_path / "library", settings=given(text))
+            adaptation(lab, tmp_path / "other", tmp_path / "library", settings=with_mixers(text))
     assert not (tmp_path / "other").exists()
 
 
@@ -389,8 +391,8 @@ def test_bfloat16_trains_every_alternative_nearly_as_float32_does(
     )
     full.train(blocks)
     half.train(blocks)
-    for place, each in blocks.items():
-        for block in each:
+    for place, alternatives in blocks.items():
+        for block in alternatives:
             assert full.file(place, block).name != half.file(place, block).name
             one, other = full.record(place, block), half.record(place, block)
             assert other.error_start == one.error_start
@@ -421,14 +423,14 @@ def test_scores_in_bfloat16_are_those_in_float32_without_what_rounding_adds(
 def test_healing_in_bfloat16_lowers_the_divergence(library: Library, tmp_path: Path, text: list[Tokens]) -> None:
     choice = {Slot(0, "ffn"): None}
     before = library.divergence(library.mix(choice))
-    found = []
+    divergences = []
     for precision in ("float32", "bfloat16"):
         healing = SETTINGS.healing.model_copy(update={"precision": precision})
         model = heal(lambda: library.mix(choice), library, batches_of(text, healing), healing, tmp_path / "training")
         assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
-        found.append(library.divergence(model))
-    assert found[1] != found[0]
-    assert before - found[1] == pytest.approx(before - found[0], rel=0.05)
+        divergences.append(library.divergence(model))
+    assert divergences[1] != divergences[0]
+    assert before - divergences[1] == pytest.approx(before - divergences[0], rel=0.05)
 
 
 def test_streams_that_are_kept_save_passes_and_change_nothing(
@@ -442,10 +444,10 @@ def test_streams_that_are_kept_save_passes_and_change_nothing(
         teacher.layer(depth).register_forward_hook(lambda *_: passed.append(1))
     hashes, passes, scores = [], [], []
     batch = 4 * Stream.numbers(layout) * settings.sequences * settings.length
-    for kept in (0, 2 * batch, 1 << 30):
-        monkeypatch.setattr(library_module, "STREAM_BYTES", kept)
+    for limit in (0, 2 * batch, 1 << 30):
+        monkeypatch.setattr(library_module, "STREAM_BYTES", limit)
         passed.clear()
-        library = Library(tmp_path / str(kept), teacher, text, settings, alone())
+        library = Library(tmp_path / str(limit), teacher, text, settings, alone())
         library.train(alternatives)
         hashes.append({path.name: sha256_of(path) for path in (library.folder / "blocks").iterdir()})
         passes.append(len(passed))
@@ -457,10 +459,10 @@ def test_streams_that_are_kept_save_passes_and_change_nothing(
     assert passes[0] - passes[1] == 2, "two batches of four, whose first layer is not passed twice"
     assert passes[0] - passes[2] == settings.steps == 4
 
-    left = iter(range(6))  # passes of the first depth, and two of the second
+    countdown = iter(range(6))  # passes of the first depth, and two of the second
 
     def hook() -> None:
-        if next(left, None) is None:
+        if next(countdown, None) is None:
             raise Killed
 
     monkeypatch.setattr(library_module, "_CHECKPOINT_S", 0.0)
@@ -518,7 +520,7 @@ def test_recall_and_pairs_are_part_of_what_is_selected_by(lab: Path, tmp_path: P
     chosen = set(choice.items())
     added = [*scores.values(), *(term for pair, term in terms.items() if chosen.issuperset(pair))]
     assert not any(block is None for block in choice.values()), "layers that are left out are scored as a whole"
-    expected = sum(each.text + 0.5 * each.kl[RECALL_GROUP] for each in added)
+    expected = sum(score.text + 0.5 * score.kl[RECALL_GROUP] for score in added)
     assert report["child"]["predicted"]["loss"] == pytest.approx(expected)
     assert report["child"]["recall_divergence"] >= 0
     assert report["held_out"]["report"]["bytes"] > 1000
@@ -585,17 +587,17 @@ def test_a_child_keeps_the_budget_and_kills_do_not_change_it(lab: Path, tmp_path
     assert child["layout"] != LAYOUT.format()
     assert len(report["front"]) >= 2
 
-    rng, left = random.Random(0), 0
+    rng, countdown = random.Random(0), 0
 
     def killed() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
+        nonlocal countdown
+        countdown -= 1
+        if countdown == 0:
             raise Killed
 
     kills = 0
     for _ in range(3):
-        left = rng.randint(1, calls)
+        countdown = rng.randint(1, calls)
         try:
             again = adaptation(lab, tmp_path / "killed", tmp_path / "other", alone(killed)).run()
             break
@@ -639,9 +641,9 @@ def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_fe
         report = one.run()
         child = Layout.parse(report["child"]["layout"])
         scores = one.library.scores({Slot(depth, "layer"): (None,) for depth in range(3)})
-        least = min(scores, key=lambda each: scores[each].text)[0].depth
+        least = min(scores, key=lambda replacement: scores[replacement].text)[0].depth
         assert child.layers == tuple(layer for depth, layer in enumerate(LAYOUT.layers) if depth != least)
-        assert report["child"]["predicted"]["loss"] == pytest.approx(min(each.text for each in scores.values()))
+        assert report["child"]["predicted"]["loss"] == pytest.approx(min(score.text for score in scores.values()))
         assert report["child"]["predicted"]["decode_p50"] == pytest.approx(2)
 
     windows = FEW.model_copy(update={"alternatives": ("swa",)})
@@ -661,7 +663,9 @@ def test_what_the_runtime_does_not_carry_is_not_trained(lab: Path, tmp_path: Pat
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", measure=measure, settings=QUICK)
     one.run()
     trained = {slot: [block for block in blocks if block] for slot, blocks in one.alternatives.items()}
-    kinds = {block.kind for slot, each in trained.items() for block in each if one.library.file(slot, block).is_file()}
+    kinds = {
+        block.kind for slot, blocks in trained.items() for block in blocks if one.library.file(slot, block).is_file()
+    }
     assert kinds == {"gqa", "swa", "conv", "swiglu"}
 
 
@@ -827,8 +831,8 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
     one.claim()
     tokens = json.loads((tmp_path / "out/request.json").read_bytes())["tokens"]
     assert tokens == {"library": one.library.settings.tokens, "healing": one.request.healing.tokens}
-    taken = 10 + 0.01 * tokens["library"] + 0.1 * tokens["healing"]
-    assert 0.98 * 3600 * (1 - RESERVE) < taken <= 3600 * (1 - RESERVE)
+    seconds = 10 + 0.01 * tokens["library"] + 0.1 * tokens["healing"]
+    assert 0.98 * 3600 * (1 - RESERVE) < seconds <= 3600 * (1 - RESERVE)
     assert tokens["healing"] == pytest.approx(8 * tokens["library"], rel=0.1), "in the proportion of the settings"
     assert f"each alternative is trained on {tokens['library']:,} tokens" in said[-1]
 
@@ -861,12 +865,12 @@ def test_parts_are_timed_on_the_model(teacher: TrainedTeacher, tmp_path: Path, t
         PartTimes(1.0, 0.0, 0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
 
 
-@pytest.mark.parametrize("kept", [0, 10_000, 1 << 30])
-def test_tokens_whose_streams_are_not_kept_take_longer(kept: int) -> None:
-    parts = PartTimes(0.01, 0.02, kept, 0.1, scores=10.0, measurements=50.0)
+@pytest.mark.parametrize("stored_tokens", [0, 10_000, 1 << 30])
+def test_tokens_whose_streams_are_not_kept_take_longer(stored_tokens: int) -> None:
+    parts = PartTimes(0.01, 0.02, stored_tokens, 0.1, scores=10.0, measurements=50.0)
     library, healing = parts.tokens(1.0, 1 << 16, 1 << 14)
-    taken = 60 + 0.01 * library + 0.02 * max(0, library - kept) + 0.1 * healing
-    assert 0.96 * 3600 * (1 - RESERVE) < taken <= 3600 * (1 - RESERVE)
+    seconds = 60 + 0.01 * library + 0.02 * max(0, library - stored_tokens) + 0.1 * healing
+    assert 0.96 * 3600 * (1 - RESERVE) < seconds <= 3600 * (1 - RESERVE)
 
 
 def test_a_folder_is_imported_once_and_after_the_checks(
@@ -891,9 +895,9 @@ def test_a_folder_is_imported_once_and_after_the_checks(
     assert not (tmp_path / "out/teacher.safetensors").exists() and not said
     start().claim()
     assert len([line for line in said if line.startswith("importing")]) == 1
-    kept = (tmp_path / "out/teacher.safetensors").stat().st_mtime_ns
+    mtime = (tmp_path / "out/teacher.safetensors").stat().st_mtime_ns
     assert start().teacher.layout == LAYOUT
-    assert (tmp_path / "out/teacher.safetensors").stat().st_mtime_ns == kept
+    assert (tmp_path / "out/teacher.safetensors").stat().st_mtime_ns == mtime
 
     (tmp_path / "out/teacher.safetensors").unlink()
     with pytest.raises(InvalidInput, match=r"other settings \(budgets\)"):
@@ -985,8 +989,8 @@ def test_the_space_of_a_library_covers_its_files(library: Library, tmp_path: Pat
     alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)[:2]}
     expected = library.missing_bytes(alternatives)
     library.train(alternatives)
-    taken = sum(path.stat().st_size for path in (tmp_path / "library" / "blocks").iterdir())
-    assert taken / 2 < expected / 7 < taken  # of one depth: the blocks, and checkpoints six times as large
+    size = sum(path.stat().st_size for path in (tmp_path / "library" / "blocks").iterdir())
+    assert size / 2 < expected / 7 < size  # of one depth: the blocks, and checkpoints six times as large
     assert library.missing_bytes(alternatives) == 0
 
 
@@ -1002,9 +1006,9 @@ def test_gc_removes_blocks_that_no_adaptation_uses(
     files = {path.stem: path.stat().st_size for path in (tmp_path / "library" / "blocks").iterdir()}
     first, second = library.key(Slot(0, "ffn"), new), library.key(Slot(0, "ffn"), old)
     with library.in_use():
-        kept = nas("gc", "--keep", "0.001MB", "--json")
-        assert kept.code == 0, kept.err
-        assert json.loads(kept.out)["library"] == 0
+        result = nas("gc", "--keep", "0.001MB", "--json")
+        assert result.code == 0, result.err
+        assert json.loads(result.out)["library"] == 0
     assert trim(tmp_path / "library", files[second]) == files[first]
     assert [path.stem for path in (tmp_path / "library" / "blocks").iterdir()] == [second]
     assert json.loads(nas("gc", "--keep", "0.001MB", "--json").out)["library"] == files[second]
@@ -1100,15 +1104,15 @@ def test_a_healing_does_not_resume_one_of_other_start_weights(
 ) -> None:
     slot, block = Slot(0, "ffn"), Block.parse("swiglu:64", "ffn")
     packed = batches_of(text, QUICK.healing)
-    found = {}
+    weights = {}
     for name, tokens, folder in (("old", 256, "one"), ("new", 4096, "one"), ("apart", 4096, "two")):
         settings = QUICK.library.model_copy(update={"tokens": tokens})
         library = Library(tmp_path / "library", teacher, text, settings, alone())
         library.train({slot: (block,)})
         model = heal(lambda: library.mix({slot: block}), library, packed, QUICK.healing, tmp_path / folder)  # noqa: B023
-        found[name] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    assert torch.equal(found["new"], found["apart"])
-    assert not torch.equal(found["new"], found["old"])
+        weights[name] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert torch.equal(weights["new"], weights["apart"])
+    assert not torch.equal(weights["new"], weights["old"])
 
 
 def test_a_score_takes_windows_until_its_error_is_small(

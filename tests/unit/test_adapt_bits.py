@@ -141,9 +141,9 @@ def test_blocks_and_bits_are_chosen_together(
     assert report["child"]["stored"]["bits_per_byte"] != report["child"]["bits_per_byte"]
     problem = one.choices.problem()
     for options in problem.options.values():
-        own, lower = options[0], options[1]
-        assert own.name.endswith(" q8_0") and lower.name == own.name.replace("q8_0", "q4_0")
-        assert lower.loss > own.loss and lower.costs["file_size"] < 0
+        original, lower = options[0], options[1]
+        assert original.name.endswith(" q8_0") and lower.name == original.name.replace("q8_0", "q4_0")
+        assert lower.loss > original.loss and lower.costs["file_size"] < 0
     picked = select(problem.options, problem.base, {"file_size": report["child"]["measured"]["file_size"]})
     assert picked is not None
     blocks_only = {

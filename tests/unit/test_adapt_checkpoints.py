@@ -539,8 +539,8 @@ def test_a_type_that_is_not_read_is_refused_with_what_it_has(kind: str, tmp_path
         read_model(tmp_path)
     listed = str(caught.value).split("missing: ")[1].split("; families")[0].split("; ")
     assert len(listed) == len(missing)
-    for each in missing:
-        assert any(each in one for one in listed), each
+    for feature in missing:
+        assert any(feature in one for one in listed), feature
 
 
 @pytest.mark.parametrize(
@@ -802,14 +802,14 @@ def odd_configurations() -> list[dict[str, Any]]:
         {"rope_theta": "x"}, {"rope_type": None}, {"x": {}}, "a" * 1000, float("nan"),
     ]  # fmt: skip
     odd = []
-    own = {"mixers": [{"kind": "conv", "kernel": 3}], "ffn": {"kind": "swiglu", "width": 96}}
-    hilnas = {"model_type": "hilnas", **SIZES, "layers": [own, {"share": 0}], "norm_eps": 1e-5}
+    layer = {"mixers": [{"kind": "conv", "kernel": 3}], "ffn": {"kind": "swiglu", "width": 96}}
+    hilnas = {"model_type": "hilnas", **SIZES, "layers": [layer, {"share": 0}], "norm_eps": 1e-5}
     for base in [hilnas, *({**SIZES, **family} for family in FAMILIES.values())]:
         more = dict.fromkeys(("rope_theta", "rope_scaling", "tie_word_embeddings", "quantization_config", "head_dim"))
         for key in {**more, "hidden_act": "silu", "rms_norm_eps": 1e-6, **base}:
             odd += [base | {key: value} for value in values]
     for value in values:
-        odd += [hilnas | {"layers": [own | {part: value}, {"share": 0}]} for part in ("mixers", "ffn", "share")]
+        odd += [hilnas | {"layers": [layer | {part: value}, {"share": 0}]} for part in ("mixers", "ffn", "share")]
         block = {"kind": "conv", "kernel": value}
         layers = [value], [{"mixers": [{"kind": value}]}], [{"mixers": [block], "ffn": block}], [{"mixers": [value]}]
         odd += [hilnas | {"layers": list(one)} for one in layers]

@@ -137,12 +137,12 @@ def test_a_metric_that_the_device_cannot_measure_is_named() -> None:
 
 @dataclass
 class NoisyBench(Bench):
-    """Figures with noise: what each further layout reads at first, as a multiple of the truth; fresh ones are true."""
+    """Figures with noise: `factors` are first figures of further layouts, as multiples of the true, fresh ones."""
 
     factors: list[float]
     log_sd: float = 0.02
     read: dict[str, float] = field(default_factory=dict)
-    asked: list[bool] = field(default_factory=list)
+    calls: list[bool] = field(default_factory=list)
     children: bool = False
 
     def measure(self, layout: Layout, *, fresh: bool = False) -> Measured:
@@ -150,7 +150,7 @@ class NoisyBench(Bench):
         if self.children and not fresh:
             factor = self.read.setdefault(layout.id, self.factors.pop(0) if self.factors else 1.0)
         if self.children:
-            self.asked.append(fresh)
+            self.calls.append(fresh)
         return ArithmeticBench(lambda one: {"decode_p50": factor * work_of(one)["decode_p50"]}, self.log_sd).measure(
             layout
         )
@@ -162,7 +162,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("factors", "asked"),
+    ("factors", "calls"),
     [
         ([1.0], [False, True]),
         ([0.8], [False, True]),  # lucky, which its fresh figures are not
@@ -170,14 +170,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_fresh_figures_decide_unless_the_first_break_a_budget(
-    lab: Path, tmp_path: Path, home: Path, factors: list[float], asked: list[bool]
+    lab: Path, tmp_path: Path, home: Path, factors: list[float], calls: list[bool]
 ) -> None:
     bench = NoisyBench(factors)
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", bench=bench, settings=FEW)
     problem = one.choices.problem()
     bench.children = True
     child = one._within(problem)
-    assert bench.asked == asked
+    assert bench.calls == calls
     assert (
         child.measured["decode_p50"] == work_of(child.layout)["decode_p50"] <= one._budgets(problem.base)["decode_p50"]
     )

@@ -40,8 +40,8 @@ class Tasks(LocalCompute):
 
     async def run(self, work: Work, spec: Mapping[str, Any], kind: Kind = "short") -> Outcome:
         assert kind == "shared"
-        own, self._number = dict(spec), self._number + 1
-        return self._ends(self._number, own) or await super().run(work, own, kind)
+        copy, self._number = dict(spec), self._number + 1
+        return self._ends(self._number, copy) or await super().run(work, copy, kind)
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +130,10 @@ def test_a_failure_of_a_block_is_not_tried_again(lab: Path, tmp_path: Path) -> N
 def test_disks_hold_a_checkpoint_for_each_depth_under_way(lab: Path, tmp_path: Path) -> None:
     library = adapted(lab, tmp_path, Tasks(), settings=QUICK).library
     both = library.missing_bytes(BLOCKS)
-    each = [library.missing_bytes({slot: blocks}) for slot, blocks in BLOCKS.items()]
-    assert both == sum(each)
+    sizes = [library.missing_bytes({slot: blocks}) for slot, blocks in BLOCKS.items()]
+    assert both == sum(sizes)
     library.parallel = 1
-    assert library.missing_bytes(BLOCKS) == each[0] + each[1] // 7
+    assert library.missing_bytes(BLOCKS) == sizes[0] + sizes[1] // 7
 
 
 def test_options_that_do_not_go_together(lab: Path, tmp_path: Path) -> None:

@@ -91,6 +91,6 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
 def test_defaults_of_options_do_not_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "adapt.yaml"
     path.write_text("workers: 2\nray_address: auto\n")
-    given = ("adapt", "model", "-b", "ttft<=1s", "-c", str(tmp_path), "-o", str(tmp_path), "--config", str(path))
-    assert "--ray-address" in nas(*given).err
-    assert "--ray-address" not in nas(*given, "--workers", "1", "--ray-address", "").err
+    command = ("adapt", "model", "-b", "ttft<=1s", "-c", str(tmp_path), "-o", str(tmp_path), "--config", str(path))
+    assert "--ray-address" in nas(*command).err
+    assert "--ray-address" not in nas(*command, "--workers", "1", "--ray-address", "").err

@@ -17,13 +17,13 @@ BASE = {"ms": 10.0, "mb": 5.0}
 
 def random_places(seed: int, places: int = 5, options: int = 4) -> Places:
     rng = random.Random(seed)
-    made: Places = {}
+    by_place: Places = {}
     for place in range(places):
-        made[place] = [Option("0", 0.0, {"ms": 0.0, "mb": 0.0})]
+        by_place[place] = [Option("0", 0.0, {"ms": 0.0, "mb": 0.0})]
         for i in range(1, options):
             costs = {"ms": -rng.random(), "mb": rng.uniform(-1, 0.2)}
-            made[place].append(Option(str(i), rng.random(), costs, i == options - 1))
-    return made
+            by_place[place].append(Option(str(i), rng.random(), costs, i == options - 1))
+    return by_place
 
 
 def random_terms(places: Places, seed: int) -> list[Term[int]]:
@@ -35,18 +35,18 @@ def random_terms(places: Places, seed: int) -> list[Term[int]]:
 
 def every_choice(places: Places) -> Iterator[dict[int, Option[int]]]:
     """Yields the choices that needs, excludes and the place that keeps something allow."""
-    for each in itertools.product(*places.values()):
-        chosen = dict(zip(places, each, strict=True))
+    for options in itertools.product(*places.values()):
+        chosen = dict(zip(places, options, strict=True))
         names = {(place, option.name) for place, option in chosen.items()}
-        needed = all(option.needs in names for option in each if option.needs)
-        excluded = any(option.excludes in names for option in each if option.excludes)
-        if needed and not excluded and not all(option.empty for option in each):
+        needed = all(option.needs in names for option in options if option.needs)
+        excluded = any(option.excludes in names for option in options if option.excludes)
+        if needed and not excluded and not all(option.empty for option in options):
             yield chosen
 
 
 def least_loss(places: Places, limits: Mapping[str, float], terms: Sequence[Term[int]] = ()) -> float:
     sums = [total(chosen, BASE, terms) for chosen in every_choice(places)]
-    return min(each["loss"] for each in sums if all(each[name] <= limit + 1e-9 for name, limit in limits.items()))
+    return min(costs["loss"] for costs in sums if all(costs[name] <= limit + 1e-9 for name, limit in limits.items()))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -71,8 +71,8 @@ def test_terms_of_pairs_count(seed: int) -> None:
 
 
 def test_one_place_keeps_something() -> None:
-    own = [Option[int]("own", 0.0, {"ms": 0.0}), Option[int]("-", 0.0, {"ms": -1.0}, empty=True)]
-    places = dict.fromkeys(range(3), own)
+    options = [Option[int]("own", 0.0, {"ms": 0.0}), Option[int]("-", 0.0, {"ms": -1.0}, empty=True)]
+    places = dict.fromkeys(range(3), options)
     chosen = select(places, {"ms": 3.0}, {"ms": 1.0})
     assert chosen is not None
     assert sum(option.empty for option in chosen.values()) == 2

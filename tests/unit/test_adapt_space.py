@@ -76,17 +76,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 def scores_of(results: list[TrainResult | CandidateFailed]) -> list[float]:
-    assert not any(isinstance(each, CandidateFailed) for each in results), results
-    return [each.scores[TEXT_GROUP] for each in results if isinstance(each, TrainResult)]
+    assert not any(isinstance(result, CandidateFailed) for result in results), results
+    return [result.scores[TEXT_GROUP] for result in results if isinstance(result, TrainResult)]
 
 
 def test_the_space_lists_mixes_and_its_references(written: Written) -> None:
-    found = written.space
-    assert len(found.layouts) == 7
-    assert Layout.parse(found.references.published) == LAYOUT
-    assert all(written.scores.choice(layout) for layout in found.listed())
-    assert [budget.name for budget in found.budgets] == ["decode_p50@chat"]
-    assert [each.metric for each in found.objectives] == ["quality", "decode_p50"]
+    search_space = written.space
+    assert len(search_space.layouts) == 7
+    assert Layout.parse(search_space.references.published) == LAYOUT
+    assert all(written.scores.choice(layout) for layout in search_space.listed())
+    assert [budget.name for budget in search_space.budgets] == ["decode_p50@chat"]
+    assert [objective.metric for objective in search_space.objectives] == ["quality", "decode_p50"]
 
 
 def test_the_best_mixes_by_the_sum_are_listed(written: Written) -> None:
@@ -102,10 +102,10 @@ def test_the_best_mixes_by_the_sum_are_listed(written: Written) -> None:
         )
         for slot, blocks in one.alternatives.items()
     }  # fmt: skip
-    found = list(space._best(one, few, scores, 5))
-    assert len(found) == 5 and {layout.depth for layout in found} == {LAYOUT.depth}
+    layouts = list(space._best(one, few, scores, 5))
+    assert len(layouts) == 5 and {layout.depth for layout in layouts} == {LAYOUT.depth}
     every = []
-    for blocks in product(*((slot.block(LAYOUT), *each) for slot, each in few.items())):
+    for blocks in product(*((slot.block(LAYOUT), *alternatives) for slot, alternatives in few.items())):
         replaced = {slot: block for slot, block in zip(few, blocks, strict=True) if block != slot.block(LAYOUT)}
         try:
             layout = with_blocks(LAYOUT, replaced)[0]
@@ -113,7 +113,7 @@ def test_the_best_mixes_by_the_sum_are_listed(written: Written) -> None:
             continue
         if layout.depth == LAYOUT.depth:
             every.append((numbers(layout), scores.quality(scores.scores(layout))))
-    for layout in found:
+    for layout in layouts:
         best = max(quality for size, quality in every if size <= numbers(layout))
         assert scores.quality(scores.scores(layout)) == pytest.approx(best)
 
@@ -124,7 +124,7 @@ def numbers(layout: Layout) -> float:
 
 def test_a_reader_reads_as_much_cache_as_its_lender() -> None:
     blocks = [Block.parse(text, "mixer") for text in ("A4/4:16", "A4/4:16(kv=0)")]
-    assert [space._numbers(each, 64, 80) - each.spec.count(each, 64).active for each in blocks] == [2 * 64 * 80] * 2
+    assert [space._numbers(block, 64, 80) - block.spec.count(block, 64).active for block in blocks] == [2 * 64 * 80] * 2
 
 
 def test_writing_again_writes_the_same(written: Written) -> None:
@@ -139,7 +139,7 @@ def test_an_assembled_mix_has_the_divergence_that_the_library_computes(written: 
         evaluated = written.evaluated(layout, 1, tmp_path)
         parts = scores_of(evaluated)
         assert len(parts) == 4
-        losses = [each.losses[TEXT_GROUP] for each in evaluated if isinstance(each, TrainResult)]
+        losses = [result.losses[TEXT_GROUP] for result in evaluated if isinstance(result, TrainResult)]
         model = assembled_mix(written.scores, trained_model(written.scores, CPU), layout)
         expected = written.scores.uniform[TEXT_GROUP] - written.one.library.divergence(model)
         assert sum(parts) / 4 == pytest.approx(expected, abs=1e-5)
@@ -164,14 +164,14 @@ def test_the_trained_model_loses_nothing(written: Written, tmp_path: Path) -> No
 
 def test_the_last_part_leaves_the_weights_for_the_check_of_the_export(written: Written, tmp_path: Path) -> None:
     layout = written.space.listed()[0]
-    results = [each for each in written.evaluated(layout, 1, tmp_path) if isinstance(each, TrainResult)]
-    assert [bool(each.weights_sha256) for each in results] == [False, False, False, True]
+    results = [result for result in written.evaluated(layout, 1, tmp_path) if isinstance(result, TrainResult)]
+    assert [bool(result.weights_sha256) for result in results] == [False, False, False, True]
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"weights.safetensors"}
-    found = assembled_mix(written.scores, trained_model(written.scores, CPU), layout)
+    model = assembled_mix(written.scores, trained_model(written.scores, CPU), layout)
     with pytest.raises(InvalidInput, match="names no layout"):  # as trained proxies': the job says the layout
         load_weights(Model(layout, None), weights_file(tmp_path, results[-1].key))
     tensors = load_file(weights_file(tmp_path, results[-1].key))
-    assert all(torch.equal(tensors[name], tensor) for name, tensor in found.state_dict().items())
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_recall_has_a_score_of_its_own(written: Written, tmp_path: Path) -> None:
@@ -182,16 +182,16 @@ def test_recall_has_a_score_of_its_own(written: Written, tmp_path: Path) -> None
     text = library.text.means(
         compared(library.teacher.model, assembled_mix(written.scores, library.teacher.model, layout), library.text).kl
     )
-    results = [each for each in written.evaluated(layout, 1, tmp_path) if isinstance(each, TrainResult)]
-    per_part = [each.losses[RECALL_GROUP] for each in results]
+    results = [result for result in written.evaluated(layout, 1, tmp_path) if isinstance(result, TrainResult)]
+    per_part = [result.losses[RECALL_GROUP] for result in results]
     counts = [int(library.text.part(part, 4).groups[RECALL_GROUP].sum()) for part in range(4)]
     whole = sum(a * b for a, b in zip(per_part, counts, strict=True)) / sum(counts)
     assert whole == pytest.approx(text[RECALL_GROUP], abs=1e-5)
-    (summed,) = [each for each in written.evaluated(layout, 0, tmp_path) if isinstance(each, TrainResult)]
+    (summed,) = [result for result in written.evaluated(layout, 0, tmp_path) if isinstance(result, TrainResult)]
     assert summed.scores == pytest.approx(written.scores.scores(layout))
-    scale = fix_scale("assembled", {each: run.scores for each, run in enumerate(results)}, minimum=0.0)
+    scale = fix_scale("assembled", {number: run.scores for number, run in enumerate(results)}, minimum=0.0)
     assert set(scale.reference) == {TEXT_GROUP, RECALL_GROUP}
-    quality = scale.quality({each: run.scores for each, run in enumerate(results)})
+    quality = scale.quality({number: run.scores for number, run in enumerate(results)})
     assert quality.recall == pytest.approx(1.0)
 
 

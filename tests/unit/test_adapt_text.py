@@ -29,7 +29,7 @@ def vocabulary(lab: Path) -> Vocabulary:
 
 def test_nothing_is_reported_on_text_that_choices_are_made_by(lab: Path, vocabulary: Vocabulary) -> None:
     (source,) = sources(lab)
-    chosen, reported = (each([source], 32, 1 << 20) for each in (selection_text, report_text))
+    chosen, reported = (function([source], 32, 1 << 20) for function in (selection_text, report_text))
     middle = len(source.held_out) // 2
     windows = source.held_out[: middle // 32 * 32].reshape(-1, 32).tolist()
     assert sorted(chosen.ids.tolist()) == sorted(windows)
@@ -70,8 +70,8 @@ def test_answers_follow_from_their_window(vocabulary: Vocabulary) -> None:
     where = text.groups[RECALL_GROUP]
     assert text.ids.shape == where.shape == (10, 160)
     assert where.any(-1).all()
-    for row, asked in zip(text.ids, where, strict=True):
-        ids, mask = row.tolist(), asked.tolist()
+    for row, positions in zip(text.ids, where, strict=True):
+        ids, mask = row.tolist(), positions.tolist()
         at = 0
         while at < len(ids):
             if not mask[at]:
@@ -100,4 +100,4 @@ def test_two_texts_are_scored_as_one() -> None:
     values = torch.arange(20.0).view(5, 4)
     assert both.means(values) == {TEXT_GROUP: pytest.approx(5.5), RECALL_GROUP: pytest.approx((12 + 17) / 2)}
     assert both.part(0, 4).means(values[::4]) == {TEXT_GROUP: pytest.approx(1.5), RECALL_GROUP: pytest.approx(17.0)}
-    assert [len(each) for each in both.passes(1 << 24)] == [1] * 5
+    assert [len(batch) for batch in both.passes(1 << 24)] == [1] * 5

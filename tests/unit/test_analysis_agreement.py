@@ -21,14 +21,14 @@ LAYOUT = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
 
 
 def test_one_order_by_hand() -> None:
-    found = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [20.0, 10.0, 40.0, 30.0, 50.0])
-    assert found.spearman is not None and found.kendall is not None
-    assert found.spearman.value == pytest.approx(1 - 6 * 4 / (5 * 24))  # four ranks are one off
-    assert found.kendall.value == pytest.approx((8 - 2) / 10)  # two pairs of ten have changed places
-    assert found.layouts == 5 and found.reason is None
+    correlation = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [20.0, 10.0, 40.0, 30.0, 50.0])
+    assert correlation.spearman is not None and correlation.kendall is not None
+    assert correlation.spearman.value == pytest.approx(1 - 6 * 4 / (5 * 24))  # four ranks are one off
+    assert correlation.kendall.value == pytest.approx((8 - 2) / 10)  # two pairs of ten have changed places
+    assert correlation.layouts == 5 and correlation.reason is None
     z, error = math.atanh(0.8), math.sqrt((1 + 0.8**2 / 2) / 2)
-    assert math.atanh(found.spearman.low) == pytest.approx(z - 1.959964 * error)
-    assert math.atanh(found.kendall.high) == pytest.approx(math.atanh(0.6) + 1.959964 * math.sqrt(0.437))
+    assert math.atanh(correlation.spearman.low) == pytest.approx(z - 1.959964 * error)
+    assert math.atanh(correlation.kendall.high) == pytest.approx(math.atanh(0.6) + 1.959964 * math.sqrt(0.437))
 
 
 @pytest.mark.parametrize(
@@ -40,21 +40,21 @@ def test_one_order_by_hand() -> None:
     ],
 )
 def test_ties_are_shared_as_scipy_shares_them(first: list[float], second: list[float]) -> None:
-    found = rank_correlation(first, second)
-    assert found.spearman is not None and found.kendall is not None
-    assert found.spearman.value == pytest.approx(spearmanr(first, second).statistic)
-    assert found.kendall.value == pytest.approx(kendalltau(first, second).statistic)
+    correlation = rank_correlation(first, second)
+    assert correlation.spearman is not None and correlation.kendall is not None
+    assert correlation.spearman.value == pytest.approx(spearmanr(first, second).statistic)
+    assert correlation.kendall.value == pytest.approx(kendalltau(first, second).statistic)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("n", [FEWEST, 20])
 def test_a_perfect_order_is_not_a_certain_one(n: int, sign: int) -> None:
     order = [float(i) for i in range(n)]
-    found = rank_correlation(order, [sign * each for each in order])
-    for each in (found.spearman, found.kendall):
-        assert each is not None
-        near, far = (each.high, each.low) if sign > 0 else (each.low, each.high)
-        assert each.value == near == sign
+    correlation = rank_correlation(order, [sign * rank for rank in order])
+    for coefficient in (correlation.spearman, correlation.kendall):
+        assert coefficient is not None
+        near, far = (coefficient.high, coefficient.low) if sign > 0 else (coefficient.low, coefficient.high)
+        assert coefficient.value == near == sign
         assert -1 < far < 1
     few, many = rank_correlation(order[:5], order[:5]), rank_correlation(order, order)
     assert few.kendall is not None and many.kendall is not None
@@ -76,29 +76,29 @@ def measurement(**figures: Figure) -> MeasurementSummary:
 
 
 def agreement(*pairs: tuple[float | None, float | None], **more: Any) -> dict[str, Agreement]:
-    """By metric, of layouts with these latencies on the two."""
+    """Agreements by metric, of layouts with these latencies on the two runtimes."""
     spread = more.pop("spread", 0.0)
     records = {}
     for number, pair in enumerate(pairs):
-        taken = {
+        measurements = {
             MeasurementKey("local", runtime, "chat"): measurement(latency=figure(value, spread))
             for runtime, value in zip(RUNTIMES, pair, strict=True)
         }
-        records[number] = Record(cast(Trial, None), LAYOUT, taken)
+        records[number] = Record(cast(Trial, None), LAYOUT, measurements)
     records[99] = Record(cast(Trial, None), LAYOUT, {MeasurementKey("local", "left", "chat"): measurement()})
     space = tiny_space(runtimes=[{"name": name, "quantisation": "q4_0"} for name in more.pop("names", RUNTIMES)])
     record = StudyRecord(cast(Study, None), space, records, None, None)
-    return {each.metric: each for each in agreements(record)}
+    return {row.metric: row for row in agreements(record)}
 
 
 def test_only_what_both_measured_counts() -> None:
-    found = agreement((1, 10), (2, 20), (3, 30), (4, 40), (5, 50), (6, None))
-    latency = found["latency"]
+    by_metric = agreement((1, 10), (2, 20), (3, 30), (4, 40), (5, 50), (6, None))
+    latency = by_metric["latency"]
     assert (latency.runtimes, latency.device, latency.workload) == (RUNTIMES, "local", "chat")
     assert latency.correlation.layouts == 5
     assert latency.correlation.kendall is not None and latency.correlation.kendall.value == 1
-    assert found.keys() == set(COMPARED)
-    assert found["peak_rss"].correlation.reason == f"0 layouts; a rank correlation needs {FEWEST}"
+    assert by_metric.keys() == set(COMPARED)
+    assert by_metric["peak_rss"].correlation.reason == f"0 layouts; a rank correlation needs {FEWEST}"
 
 
 def test_pairs_count_where_both_can_tell_them_apart() -> None:

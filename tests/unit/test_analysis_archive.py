@@ -46,19 +46,19 @@ def note(trial: int | None, **payload: Any) -> Line:
 def recorded() -> list[Line]:
     """An exported study, with notes of every kind. It is not to be changed: see `genuine`."""
     with TemporaryDirectory() as folder:
-        found = archived_lines(Path(folder))
-    told = next(line for line in found if is_note(line, "observed"))["event"]["payload"]["observation"]
+        lines = archived_lines(Path(folder))
+    observation = next(line for line in lines if is_note(line, "observed"))["event"]["payload"]["observation"]
     more = [
         note(None, what="launched", trials=8, warm_start=["first"]),
         note(None, what="corpus", hash="c" * 64, versions={"trainer": 5}, made_of={}),
-        note(None, what="warm start", studies=[{"study": "first", "layouts": 1}], observations=[told]),
+        note(None, what="warm start", studies=[{"study": "first", "layouts": 1}], observations=[observation]),
         {"event": {"trial": None, "kind": "study", "at": 1.8e9,
                    "payload": {"what": "marked", "trial": 1, "star": True, "tags": ["small"], "text": "try it"}}},
-        {"event": {"trial": None, "kind": "study", "at": 1.8e9, "payload": profiled(found, 1)}},
+        {"event": {"trial": None, "kind": "study", "at": 1.8e9, "payload": profiled(lines, 1)}},
         {"attempt": {"kind": "invalid", "message": "throttled", "at": 1.8e9, "result_key": None, "stage": "measure",
                      "trial": 1, "job": "j.0", "device": "box", "payload": {"t": 90}}},
     ]  # fmt: skip
-    return numbered([*found[:-1], *more])
+    return numbered([*lines[:-1], *more])
 
 
 def profiled(lines: list[Line], trial: int) -> dict[str, Any]:
@@ -72,17 +72,17 @@ def profiled(lines: list[Line], trial: int) -> dict[str, Any]:
         for part in ("mixer", "ffn")
     ]
     ends = [{"layer": None, "part": part, "block": None, **times} for part in ("embedding", "head")]
-    made = {
+    profile = {
         "prefill": whole, "decode": whole, "parts": [ends[0], *parts, ends[1]],
         "operators": [{"operator": "ADD", **times}], "foreign_cpu": 0.5,
     }  # fmt: skip
     request = {"prompt": 32, "gen": 4, "threads": 1}
     named = {"what": "profiled", "trial": trial, "device": "box", "runtime": "fake", "build": "b"}
-    return {**named, **request, "profile": made}
+    return {**named, **request, "profile": profile}
 
 
 def numbered(lines: list[Line]) -> list[Line]:
-    """The lines without their end, and the end that they should have."""
+    """The lines, which lack their end, with the end that they should have."""
     return [*lines, {"end": len(lines)}]
 
 
@@ -99,8 +99,8 @@ def is_note(line: Line, what: str) -> bool:
     return "event" in line and line["event"]["payload"].get("what") == what
 
 
-def line_of(lines: list[Line], wanted: Callable[[Line], bool]) -> Line:
-    return next(line for line in lines if wanted(line))
+def line_of(lines: list[Line], matches: Callable[[Line], bool]) -> Line:
+    return next(line for line in lines if matches(line))
 
 
 def genuine() -> list[Line]:
@@ -124,12 +124,12 @@ class Lab:
         """The lists, the pages of a study with their JSON twins and downloads, and the API."""
         numbers = range(len(trials.all(self.store, studies.get(self.store, name).id)))
         study = f"/studies/{name}"
-        found = ["/studies", "/studies.json", study, f"{study}.json", f"{study}/now", f"{study}/points"]
-        found += [f"{study}/{page}" for page in ("trials.csv", "front.json", "report", "effects", "effects.json")]
-        found += [f"{study}/trials/{number}{twin}" for number in numbers for twin in ("", ".json")]
-        found += [f"{study}/compare{twin}?trial=0&trial=2&trial=3" for twin in ("", ".json")]
-        found += [f"{study}/trials/2/forecasts{twin}" for twin in ("", ".json")]
-        return [*found, "/v1/studies", f"/v1/studies/{name}", f"/v1/studies/{name}/events?limit=200", "/metrics"]
+        addresses = ["/studies", "/studies.json", study, f"{study}.json", f"{study}/now", f"{study}/points"]
+        addresses += [f"{study}/{page}" for page in ("trials.csv", "front.json", "report", "effects", "effects.json")]
+        addresses += [f"{study}/trials/{number}{twin}" for number in numbers for twin in ("", ".json")]
+        addresses += [f"{study}/compare{twin}?trial=0&trial=2&trial=3" for twin in ("", ".json")]
+        addresses += [f"{study}/trials/2/forecasts{twin}" for twin in ("", ".json")]
+        return [*addresses, "/v1/studies", f"/v1/studies/{name}", f"/v1/studies/{name}/events?limit=200", "/metrics"]
 
     def ask(self, path: str) -> int:
         headers = {
@@ -141,9 +141,9 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    made = Lab(tmp_path_factory.mktemp("archives"))
-    yield made
-    made.dashboard.process.end()
+    lab = Lab(tmp_path_factory.mktemp("archives"))
+    yield lab
+    lab.dashboard.process.end()
 
 
 def show_everything(lab: Lab, name: str) -> None:
@@ -176,11 +176,11 @@ def test_an_imported_study_is_exported_with_the_keys_of_its_results(tmp_path: Pa
     assert again and {row["result"] for rows in again for row in rows} <= keys
 
 
-def set_in(wanted: Callable[[Line], bool], *path: str | int, value: Any) -> Callable[[list[Line]], None]:
-    """Changes the value at a path of the first line that is wanted."""
+def set_in(matches: Callable[[Line], bool], *path: str | int, value: Any) -> Callable[[list[Line]], None]:
+    """Changes the value at a path of the first line that matches."""
 
     def change(lines: list[Line]) -> None:
-        inner: Any = line_of(lines, wanted)
+        inner: Any = line_of(lines, matches)
         for key in path[:-1]:
             inner = inner[key]
         inner[path[-1]] = value
@@ -350,7 +350,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def sort_of(line: Line) -> str:
-    """Lines that are alike."""
+    """What a line records: lines of one sort are alike."""
     if "event" in line:
         return f"{line['event']['kind']} {line['event']['payload'].get('what')}"
     return str(line["result"]["stage"]) if "result" in line else next(iter(line))
@@ -398,8 +398,8 @@ def change(lines: list[Line], line: Line, draw: Callable[..., Any]) -> None:
             holder[path[-1]] = inner * draw(st.sampled_from([0, -1, 1e-12, 1e12, 1e80, 1 + 1e-9]))
         case "other":
             other = draw(st.sampled_from(lines))
-            found = draw(st.sampled_from(list(places(other)) or [()]))
-            for key in found:
+            place = draw(st.sampled_from(list(places(other)) or [()]))
+            for key in place:
                 other = other[key]
             holder[path[-1]] = copy.deepcopy(other)
         case _:

@@ -264,7 +264,7 @@ def test_a_damaged_compressed_file_is_refused(store: Store, damage: Callable[[by
 def test_events_keep_their_order(store: Store) -> None:
     study = read_in(store, recorded())
     log = events.since(store, study.id)
-    wanted = [line["event"] for line in recorded() if "event" in line]
+    expected = [line["event"] for line in recorded() if "event" in line]
     assert [(event.kind, event.trial, event.payload) for event in log] == [
-        (EventKind(event["kind"]), event["trial"], event["payload"]) for event in wanted
+        (EventKind(event["kind"]), event["trial"], event["payload"]) for event in expected
     ]

@@ -32,28 +32,28 @@ def axes(space: SearchSpace, latency: float = 1.0, memory: float = 1.0) -> dict[
 
 
 def test_a_figure_that_is_an_objective_is_told_once() -> None:
-    found = axes(tiny_space())
-    assert list(found) == [
+    views = axes(tiny_space())
+    assert list(views) == [
         "quality", "latency", "memory", "decode_p50.chat@local.fake", "params_total", "params_active", "kv_bytes"
     ]  # fmt: skip
-    assert (found["quality"].target, found["memory"].target) == (None, "local/fake")
-    assert [axis.objective for axis in found.values()] == [True] * 3 + [False] * 4
+    assert (views["quality"].target, views["memory"].target) == (None, "local/fake")
+    assert [axis.objective for axis in views.values()] == [True] * 3 + [False] * 4
 
 
 def test_over_several_places_an_objective_is_a_ratio_and_every_place_has_its_own_axis() -> None:
-    found = axes(tiny_space(**TWO), memory=3.0)
-    memory = found["memory"]
+    views = axes(tiny_space(**TWO), memory=3.0)
+    memory = views["memory"]
     assert (memory.unit, memory.target, memory.direction) == ("x", None, "min")
     assert memory.budget == pytest.approx(2.0), "twice the published reference's figure, wherever"
-    own = found["peak_rss.chat@local.other"]
-    assert (own.unit, own.target, own.workload, own.budget) == ("MB", "local/other", "chat", 6.0)
+    peak_rss = views["peak_rss.chat@local.other"]
+    assert (peak_rss.unit, peak_rss.target, peak_rss.workload, peak_rss.budget) == ("MB", "local/other", "chat", 6.0)
 
 
 def test_no_line_tells_budgets_that_differ_from_place_to_place() -> None:
     budgets = [{"metric": "peak_rss", "max": "2x", "runtime": "fake", **CHAT}]
-    found = axes(tiny_space(**TWO, budgets=budgets))
-    assert found["memory"].budget is None
-    assert found["peak_rss.chat@local.fake"].budget == 2.0 and found["peak_rss.chat@local.other"].budget is None
+    views = axes(tiny_space(**TWO, budgets=budgets))
+    assert views["memory"].budget is None
+    assert views["peak_rss.chat@local.fake"].budget == 2.0 and views["peak_rss.chat@local.other"].budget is None
 
 
 def test_a_limit_relative_to_figures_that_are_not_taken_yet_is_not_known() -> None:
@@ -63,15 +63,15 @@ def test_a_limit_relative_to_figures_that_are_not_taken_yet_is_not_known() -> No
 
 def test_keys_are_safe_in_addresses_and_differ() -> None:
     space = tiny_space(devices=["tag:a b", "tag:a,b", "é<script>"])
-    found = axis_views(space, None, None)
-    keys = [axis.key for axis in found]
+    views = axis_views(space, None, None)
+    keys = [axis.key for axis in views]
     assert len(set(keys)) == len(keys) == 3 + len(measured_figures(space)) + 3
     assert all(re.fullmatch(r"[A-Za-z0-9._@-]+", key) for key in keys)
 
 
 def test_what_needs_no_workload_has_none() -> None:
-    found = axes(tiny_space(budgets=[{"metric": "file_size", "max": "3MB"}]))["file_size@local.fake"]
-    assert (found.workload, found.target, found.budget) == (None, "local/fake", 3.0)
+    axis = axes(tiny_space(budgets=[{"metric": "file_size", "max": "3MB"}]))["file_size@local.fake"]
+    assert (axis.workload, axis.target, axis.budget) == (None, "local/fake", 3.0)
 
 
 def test_a_budget_on_quality_is_a_line_on_its_axis() -> None:
@@ -81,8 +81,8 @@ def test_a_budget_on_quality_is_a_line_on_its_axis() -> None:
 
 def test_limits_on_parameters_are_budgets() -> None:
     model = tiny_space().model.model_dump(mode="json") | {"params": {"total": {"max": "1M"}}}
-    found = axes(tiny_space(model=model))
-    assert (found["params_total"].budget, found["params_active"].budget) == (1e6, None)
+    views = axes(tiny_space(model=model))
+    assert (views["params_total"].budget, views["params_active"].budget) == (1e6, None)
 
 
 def state(query: dict[str, str], **changes: Any) -> Any:
@@ -101,16 +101,16 @@ def test_a_new_visitor_sees_the_objectives() -> None:
 
 def test_an_address_says_what_the_page_shows() -> None:
     query = {"x1": "kv_bytes", "y3": "quality", "log": "latency,kv_bytes", "infeasible": "1", "pick": "latency:-1:2e3"}
-    told = state(query)
-    assert (told.panels[0].x, told.panels[0].y, told.panels[2].y) == ("kv_bytes", "quality", "quality")
-    assert told.log == ["latency", "kv_bytes"] and told.infeasible
-    assert [tuple(dict(each).values()) for each in told.pick] == [("latency", -1.0, 2000.0)]
+    page = state(query)
+    assert (page.panels[0].x, page.panels[0].y, page.panels[2].y) == ("kv_bytes", "quality", "quality")
+    assert page.log == ["latency", "kv_bytes"] and page.infeasible
+    assert [tuple(dict(pick).values()) for pick in page.pick] == [("latency", -1.0, 2000.0)]
 
 
 def test_the_address_chooses_device_and_runtime() -> None:
-    found = [*axes(tiny_space(**TWO)).values()]
-    assert page_state(found, {"place": "local/other"}).target == "local/other"
-    assert page_state(found, {}).target is None
+    views = [*axes(tiny_space(**TWO)).values()]
+    assert page_state(views, {"place": "local/other"}).target == "local/other"
+    assert page_state(views, {}).target is None
 
 
 @pytest.mark.parametrize(
@@ -139,19 +139,19 @@ def test_shares_of_the_depth_are_exact_and_whole(tmp_path: Path) -> None:
     for text, origin in zip(texts, ("proposal", "seed"), strict=True):
         layout = Layout.parse(text)
         trials.propose(lab.store, study, [NewTrial(layout.to_json(), layout.id, origin=origin)])
-    views = {(each.role, each.kind): each for each in share_views(snapshot(lab.store))}
+    views = {(view.role, view.kind): view for view in share_views(snapshot(lab.store))}
     for role in ("mixer", "ffn"):
-        assert [sum(each.all[tenth] for (its, _), each in views.items() if its == role) for tenth in range(TENTHS)] == (
+        assert [sum(row.all[tenth] for (part, _), row in views.items() if part == role) for tenth in range(TENTHS)] == (
             pytest.approx([1.0] * TENTHS, abs=1e-3)
         )
     assert list(views) == [("mixer", "conv"), ("mixer", "gqa"), ("ffn", "swiglu")]
     assert views["mixer", "conv"].front is None
-    counts = {each.kind: each for each in kind_views(snapshot(lab.store))}
-    assert {kind: each.trials for kind, each in counts.items()} == {"conv": 1, "gqa": 2, "swiglu": 2}
-    assert {kind: each.chosen for kind, each in counts.items()} == {"conv": 1.0, "gqa": 1.0, "swiglu": 1.0}
+    counts = {view.kind: view for view in kind_views(snapshot(lab.store))}
+    assert {kind: view.trials for kind, view in counts.items()} == {"conv": 1, "gqa": 2, "swiglu": 2}
+    assert {kind: view.chosen for kind, view in counts.items()} == {"conv": 1.0, "gqa": 1.0, "swiglu": 1.0}
     assert counts["gqa"].drawn == counts["swiglu"].drawn == 1.0  # the space demands both
     assert counts["conv"].drawn is not None and 0.3 < counts["conv"].drawn < 1.0
     assert counts["gqa"].states == {"proposed": 2}
-    assert {each.front for each in counts.values()} == {0}
+    assert {view.front for view in counts.values()} == {0}
     # The first layer of three fills three tenths and a third of the fourth.
     assert views["mixer", "conv"].all[:5] == pytest.approx([0.5, 0.5, 0.5, 0.5 / 3, 0.0], abs=1e-3)

@@ -15,18 +15,18 @@ def test_planted_effects_are_found_and_others_are_not() -> None:
     table = np.column_stack([rng.integers(1, 6, 60), rng.integers(0, 4, 60), rng.uniform(0, 1, 60)]).astype(float)
     target = 0.3 * table[:, 0] - 0.1 * table[:, 1] + rng.normal(0, 0.05, 60)
     target[:5] = np.nan
-    found = effects(table, target)
-    assert found is not None
-    assert found.change[:2] == pytest.approx([0.3 * 4, -0.1 * 3], abs=0.05)
-    assert found.low[2] < 0 < found.high[2]
-    assert (found.low < found.change).all() and (found.change < found.high).all()
-    assert found.explained > 0.95
+    fit = effects(table, target)
+    assert fit is not None
+    assert fit.change[:2] == pytest.approx([0.3 * 4, -0.1 * 3], abs=0.05)
+    assert fit.low[2] < 0 < fit.high[2]
+    assert (fit.low < fit.change).all() and (fit.change < fit.high).all()
+    assert fit.explained > 0.95
 
 
 def test_noise_explains_nothing() -> None:
     rng = np.random.default_rng(1)
-    found = effects(rng.normal(size=(30, 8)), rng.normal(size=30))
-    assert found is not None and found.explained < 0.2
+    fit = effects(rng.normal(size=(30, 8)), rng.normal(size=30))
+    assert fit is not None and fit.explained < 0.2
 
 
 def test_too_few_trials_say_nothing() -> None:
@@ -41,19 +41,19 @@ def test_intervals_hold_the_effect_as_often_as_they_say() -> None:
     rng, held = np.random.default_rng(3), 0
     for _ in range(400):
         x = rng.standard_normal((30, 8))
-        found = effects(x, x[:, 0] + rng.standard_normal(30))
-        assert found is not None
-        held += int(found.low[0] <= np.ptp(x[:, 0]) <= found.high[0])
+        fit = effects(x, x[:, 0] + rng.standard_normal(30))
+        assert fit is not None
+        held += int(fit.low[0] <= np.ptp(x[:, 0]) <= fit.high[0])
     assert 0.925 <= held / 400 <= 0.975
 
 
 def test_a_knob_that_others_determine_has_no_effect() -> None:
     rng = np.random.default_rng(0)
     first = rng.integers(0, 5, 30).astype(float)
-    found = effects(np.column_stack([first, 8 - first]), first + rng.normal(0, 0.1, 30))
-    assert found is not None
-    assert found.change[0] == pytest.approx(4, abs=0.3)
-    assert np.isnan(found.change[1])
+    fit = effects(np.column_stack([first, 8 - first]), first + rng.normal(0, 0.1, 30))
+    assert fit is not None
+    assert fit.change[0] == pytest.approx(4, abs=0.3)
+    assert np.isnan(fit.change[1])
 
 
 def test_features_are_counts_shares_and_means_of_knobs_that_differ() -> None:
@@ -62,11 +62,11 @@ def test_features_are_counts_shares_and_means_of_knobs_that_differ() -> None:
         "d1024 v65536 ffn=moe:8x2:512 [C5+swiglu:4608 A16/4 A16/2 C5]",
         "d1024 v65536 ffn=swiglu:4608 [A16/8*4]",
     )
-    found = features(load_space("lfm2"), [Layout.parse(text) for text in texts])
-    assert found["conv layers"].tolist() == [3, 2, 0]
-    assert found["gqa layers"].tolist() == [1, 2, 4]
-    assert found["gqa kv_heads"].tolist() == [8, 3, 8]
-    assert found["conv kernel"].tolist() == [3, 5, 4], "no convolution: the mean of the others"
-    assert found["share of moe"].tolist() == [0, 0.75, 0]
-    assert "swiglu width" not in found and "gqa heads" not in found
+    columns = features(load_space("lfm2"), [Layout.parse(text) for text in texts])
+    assert columns["conv layers"].tolist() == [3, 2, 0]
+    assert columns["gqa layers"].tolist() == [1, 2, 4]
+    assert columns["gqa kv_heads"].tolist() == [8, 3, 8]
+    assert columns["conv kernel"].tolist() == [3, 5, 4], "no convolution: the mean of the others"
+    assert columns["share of moe"].tolist() == [0, 0.75, 0]
+    assert "swiglu width" not in columns and "gqa heads" not in columns
     assert features(load_space("lfm2"), []) == {}

@@ -30,34 +30,34 @@ def measurement(ms: float) -> MeasurementSummary:
     return summary({name: figure(ms if name == "decode_p50" else None, 0.01) for name in FIGURES})
 
 
-def study(*taken: tuple[MeasurementKey, Sequence[Layout], float]) -> StudyRecord:
+def study(*places: tuple[MeasurementKey, Sequence[Layout], float]) -> StudyRecord:
     """Places with the layouts measured there and how fast they are."""
     records = {number: Record(cast(Trial, None), layout) for number, layout in enumerate(LAYOUTS)}
-    for place, layouts, fast in taken:
-        for each in records.values():
-            if each.layout in layouts:
-                each.measurements[place] = measurement(time_ms(each.layout, fast=fast))
+    for place, layouts, fast in places:
+        for record in records.values():
+            if record.layout in layouts:
+                record.measurements[place] = measurement(time_ms(record.layout, fast=fast))
     return StudyRecord(cast(Study, None), SPACE, records, None, None)
 
 
 def decode(models: Sequence[ModelError], device: str) -> ModelError:
-    (found,) = [each for each in models if (each.device, each.metric) == (device, "decode_p50")]
-    return found
+    (model,) = [model for model in models if (model.device, model.metric) == (device, "decode_p50")]
+    return model
 
 
 def test_errors_and_forecasts_of_every_candidate() -> None:
-    found = decode(study_models(study((LAPTOP, LAYOUTS[2:20], 1.0))), "laptop")
-    assert (found.measurements, found.start, found.unit) == (18, None, "ms")
-    assert found.mape is not None and found.worst is not None and found.mape < 0.05
-    assert found.correlation is not None and found.correlation.spearman is not None
-    assert found.correlation.spearman.value > 0.9
-    assert [each.trial for each in found.candidates] == list(range(24))
-    assert [each.measured is None for each in found.candidates] == [True] * 2 + [False] * 18 + [True] * 4
-    for each in found.candidates:
-        assert each.low < each.predicted < each.high
-        assert each.predicted == pytest.approx(time_ms(LAYOUTS[each.trial]), rel=0.2)
-    off = [abs(each.predicted / each.measured - 1) for each in found.candidates if each.measured]
-    assert found.mape == pytest.approx(math.fsum(off) / 18) and found.worst == pytest.approx(max(off))
+    model = decode(study_models(study((LAPTOP, LAYOUTS[2:20], 1.0))), "laptop")
+    assert (model.measurements, model.start, model.unit) == (18, None, "ms")
+    assert model.mape is not None and model.worst is not None and model.mape < 0.05
+    assert model.correlation is not None and model.correlation.spearman is not None
+    assert model.correlation.spearman.value > 0.9
+    assert [candidate.trial for candidate in model.candidates] == list(range(24))
+    assert [candidate.measured is None for candidate in model.candidates] == [True] * 2 + [False] * 18 + [True] * 4
+    for candidate in model.candidates:
+        assert candidate.low < candidate.predicted < candidate.high
+        assert candidate.predicted == pytest.approx(time_ms(LAYOUTS[candidate.trial]), rel=0.2)
+    off = [abs(candidate.predicted / candidate.measured - 1) for candidate in model.candidates if candidate.measured]
+    assert model.mape == pytest.approx(math.fsum(off) / 18) and model.worst == pytest.approx(max(off))
 
 
 def test_a_second_device_starts_from_the_first() -> None:
@@ -69,8 +69,8 @@ def test_a_second_device_starts_from_the_first() -> None:
 
 
 def test_too_few_measurements_are_said() -> None:
-    found = study_models(study((LAPTOP, LAYOUTS[:3], 1.0)))
-    assert {each.reason for each in found} == {
+    models = study_models(study((LAPTOP, LAYOUTS[:3], 1.0)))
+    assert {model.reason for model in models} == {
         "3 layouts measured; a model needs 8", "0 layouts measured; a model needs 8"
     }  # fmt: skip
 

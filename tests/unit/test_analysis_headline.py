@@ -160,8 +160,8 @@ def second(lab: LiveLab, study: int, reference: int, rounds: Mapping[int, Sequen
     """Trials were named, in their order, and measured again beside the reference."""
     events.append(lab.store, study, Named(tuple(rounds)).to_json())
     again(lab, study, reference, STEADY)
-    for trial, taken in rounds.items():
-        again(lab, study, trial, taken)
+    for trial, figures in rounds.items():
+        again(lab, study, trial, figures)
 
 
 def test_what_is_said_is_of_the_second_measurement_alone(lab: LiveLab) -> None:
@@ -212,7 +212,7 @@ def test_others_that_are_better_are_named_and_one_that_broke_a_budget_is_not(lab
     study, reference = begun(lab)
     broken, first, other, third = (lab.complete(study, 1.0, 0.5 + step / 100, 1 - step / 100) for step in range(4))
     latencies = {broken: 0.5, first: 0.7, other: 0.8, third: 1.0}
-    second(lab, study, reference, {trial: [(each, 1.0), (each * 1.041, 1.0)] for trial, each in latencies.items()})
+    second(lab, study, reference, {trial: [(time, 1.0), (time * 1.041, 1.0)] for trial, time in latencies.items()})
     trials.add_event(lab.store, study, broken, EventKind.INFEASIBLE, {"reason": "on fresh seeds"})
     result = read(lab)
     assert (result.best, result.better) == (first, 2)
@@ -223,7 +223,7 @@ def test_a_loser_is_not_named_as_the_winner_where_others_are_better(lab: LiveLab
     study, reference = begun(lab)
     loser, first, other = (lab.complete(study, 1.0, 0.5 + step / 100, 1 - step / 100) for step in range(3))
     latencies = {loser: 1.2, first: 0.7, other: 0.8}
-    second(lab, study, reference, {trial: [(each, 1.0), (each * 1.041, 1.0)] for trial, each in latencies.items()})
+    second(lab, study, reference, {trial: [(time, 1.0), (time * 1.041, 1.0)] for trial, time in latencies.items()})
     result = read(lab)
     assert (result.best, result.better, result.named) == (None, 2, loser)
     assert result.text.startswith(

@@ -36,7 +36,7 @@ def test_optuna_finds_the_front_that_we_find(bed: Bed, url: str) -> None:
     done = mirror(bed.store, "study", url)
     report, copy = study_report(bed.store, "study"), load(url)
     assert (done.added, done.trials) == (8, 8)
-    assert [each.name for each in copy.directions] == ["MAXIMIZE", "MINIMIZE", "MINIMIZE"]
+    assert [direction.name for direction in copy.directions] == ["MAXIMIZE", "MINIMIZE", "MINIMIZE"]
     front = {row["trial"]: row for row in report["front"]}
     best = {trial.user_attrs["trial"]: trial for trial in copy.best_trials}
     assert best.keys() == front.keys() and best
@@ -44,8 +44,8 @@ def test_optuna_finds_the_front_that_we_find(bed: Bed, url: str) -> None:
         assert trial.values == pytest.approx(list(front[number]["objectives"].values()))
         assert trial.user_attrs["layout"] == front[number]["layout"]
     states = {trial.user_attrs["state"]: trial.state.name for trial in copy.trials}
-    known = {"complete": "COMPLETE", "stopped": "PRUNED", "infeasible": "PRUNED", "failed": "FAIL"}
-    assert states.items() <= known.items()
+    expected = {"complete": "COMPLETE", "stopped": "PRUNED", "infeasible": "PRUNED", "failed": "FAIL"}
+    assert states.items() <= expected.items()
     broken = {t.user_attrs["trial"] for t in copy.trials if max(t.constraints.values()) > 0}
     assert broken == {t.user_attrs["trial"] for t in copy.trials if t.user_attrs["state"] == "infeasible"}
     assert copy.user_attrs["reference published"]["layout"] == report["references"][0]["layout"]
@@ -106,13 +106,13 @@ def _no_training_of_the_next() -> object:
 def test_every_layout_of_a_space_has_the_same_distributions(name: str) -> None:
     space = load_space(name)
     sampler, rng, parameters = Sampler(space), np.random.default_rng(0), Parameters(space)
-    known: dict[str, object] = {}
+    distributions: dict[str, object] = {}
     for layout in (sampler.draw(rng) for _ in range(20)):
         for key, (value, distribution) in parameters.of(layout).items():
             assert distribution._contains(distribution.to_internal_repr(value)), key
-            assert known.setdefault(key, distribution) == distribution
-    assert {"depth", "d_model", f"{space.mixers[0].kind}.layers", "layer00.mixer"} <= known.keys()
-    choices = known["layer00.mixer"]
+            assert distributions.setdefault(key, distribution) == distribution
+    assert {"depth", "d_model", f"{space.mixers[0].kind}.layers", "layer00.mixer"} <= distributions.keys()
+    choices = distributions["layer00.mixer"]
     assert isinstance(choices, optuna.distributions.CategoricalDistribution)
     assert choices.choices == space.mixer_choices
 

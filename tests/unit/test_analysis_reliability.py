@@ -12,9 +12,9 @@ from nas.search.analysis.reliability import part_reliability, reliability
 def test_reliability_is_the_share_of_variance_that_is_not_noise() -> None:
     rng = np.random.default_rng(0)
     true, noise = rng.normal(0, 0.3, 4000), rng.normal(0, 0.1, 4000)
-    found = reliability((true + noise).tolist(), [0.1] * 4000)
-    assert found == pytest.approx(0.9, abs=0.01)
-    assert found == pytest.approx(float(np.corrcoef(true, true + noise)[0, 1]) ** 2, abs=0.01)
+    share = reliability((true + noise).tolist(), [0.1] * 4000)
+    assert share == pytest.approx(0.9, abs=0.01)
+    assert share == pytest.approx(float(np.corrcoef(true, true + noise)[0, 1]) ** 2, abs=0.01)
 
 
 def test_reliability_is_0_where_noise_explains_everything_and_null_for_too_few() -> None:

@@ -54,8 +54,8 @@ def test_it_names_the_study_and_counts_its_trials(report: Report, bed: Bed) -> N
 
 
 def test_objectives_say_what_their_numbers_mean(report: Report) -> None:
-    wanted = {"name", "metric", "aggregate", "device", "runtime", "workload", "direction", "unit", "transform"}
-    assert all(objective.keys() == wanted for objective in report["objectives"])
+    expected = {"name", "metric", "aggregate", "device", "runtime", "workload", "direction", "unit", "transform"}
+    assert all(objective.keys() == expected for objective in report["objectives"])
     by_name = {objective["name"]: objective for objective in report["objectives"]}
     assert (by_name["quality"]["direction"], by_name["quality"]["transform"]) == ("max", "linear")
     latency = by_name["latency"]
@@ -64,29 +64,29 @@ def test_objectives_say_what_their_numbers_mean(report: Report) -> None:
 
 def test_budgets_are_told_in_units_and_as_written(report: Report) -> None:
     reference = next(row for row in report["references"] if row["name"] == "published")
-    (taken,) = reference["measurements"]
+    (measurement,) = reference["measurements"]
     for budget, factor in zip(report["budgets"], (2.0, 1.6), strict=True):
-        assert budget["limit"] == pytest.approx(factor * taken["figures"][budget["metric"]]["value"])
+        assert budget["limit"] == pytest.approx(factor * measurement["figures"][budget["metric"]]["value"])
         assert budget["ratio"] == pytest.approx(factor)
         assert (budget["written"], budget["device"], budget["runtime"]) == (f"{factor:g}x", "local", "fake")
 
 
 def test_every_row_carries_what_it_rests_on(report: Report) -> None:
-    wanted = {
+    expected = {
         "trial", "layout_id", "layout", "objectives", "rank", "hv_contribution", "p_front", "ties", "params",
         "measurements", "quality",
     }  # fmt: skip
     rows = [*report["ranking"], *report["references"]]
     assert report["ranking"]
     for row in rows:
-        assert wanted <= row.keys()
+        assert expected <= row.keys()
         assert Layout.parse(row["layout"]).id == row["layout_id"]
         assert row["params"].keys() == {"total", "active", "non_embedding"}
-        (taken,) = row["measurements"]
-        assert len(taken["repetitions"]) == TINY["protocol"]["confirm_repetitions"]
-        assert all(rep["sample"]["decode_ns"] for rep in taken["repetitions"])
-        assert taken["place"] == {"device": "local", "runtime": "fake", "workload": "chat"}
-        assert row["objectives"]["latency"] == pytest.approx(taken["figures"]["latency"]["value"])
+        (measurement,) = row["measurements"]
+        assert len(measurement["repetitions"]) == TINY["protocol"]["confirm_repetitions"]
+        assert all(rep["sample"]["decode_ns"] for rep in measurement["repetitions"])
+        assert measurement["place"] == {"device": "local", "runtime": "fake", "workload": "chat"}
+        assert row["objectives"]["latency"] == pytest.approx(measurement["figures"]["latency"]["value"])
         assert row["objectives"]["quality"] == pytest.approx(row["quality"]["value"])
         assert row["quality"]["rung"] == "third"
 
@@ -119,9 +119,9 @@ def test_the_published_reference_is_the_unit(report: Report) -> None:
 
 
 def test_hypervolume_has_an_interval_and_a_history(report: Report) -> None:
-    told = report["hypervolume_ci95"]
-    assert told["hypervolume"] == pytest.approx(report["hypervolume"])
-    assert told["low"] <= told["high"]
+    interval = report["hypervolume_ci95"]
+    assert interval["hypervolume"] == pytest.approx(report["hypervolume"])
+    assert interval["low"] <= interval["high"]
     history = report["history"]
     assert [moment["complete"] for moment in history] == list(range(1, report["trials"]["complete"] + 1))
     reached = [moment["hypervolume"] for moment in history]
@@ -142,18 +142,18 @@ def test_seconds_are_told_by_stage(report: Report) -> None:
 
 
 def test_whatever_became_of_a_trial_is_told_as_the_proposer_was(report: Report, bed: Bed) -> None:
-    told = report["told"]
-    assert [row["trial"] for row in told] == [trial.number for trial in trials.all(bed.store, 1)]
-    counts = Counter(row["status"] for row in told if row["origin"] != "reference")
+    observations = report["told"]
+    assert [row["trial"] for row in observations] == [trial.number for trial in trials.all(bed.store, 1)]
+    counts = Counter(row["status"] for row in observations if row["origin"] != "reference")
     assert counts == {state: count for state, count in report["trials"].items() if count and state != "proposed"}
     ranked = {row["trial"]: row for row in report["ranking"]}
-    assert len(told) > len(ranked) + len(report["references"])
-    for row in told:
+    assert len(observations) > len(ranked) + len(report["references"])
+    for row in observations:
         seen = Observation.from_json(row | {"layout": Layout.parse(row["layout"]).to_json()})
         if row["trial"] in ranked:
             assert seen.objectives == ranked[row["trial"]]["coordinates"]
         assert 0 <= row["after_s"] <= report["elapsed_s"]
-    spent = [row["stage_seconds"].get("train", 0.0) for row in told]
+    spent = [row["stage_seconds"].get("train", 0.0) for row in observations]
     assert sum(spent) == pytest.approx(report["stage_seconds"]["train"])
 
 
@@ -179,7 +179,7 @@ def test_one_device_under_two_names_is_reported_under_both(tmp_path: Path) -> No
     bed.run(1)
     events.append(bed.store, 1, {"what": Calibrated.what, "id": DEVICE.id, "device": "laptop"})
     record = read_study(bed.store, "study")
-    assert {place.device for each in record.records.values() for place in each.measurements} == {"local", "laptop"}
+    assert {place.device for row in record.records.values() for place in row.measurements} == {"local", "laptop"}
 
 
 def test_an_unknown_study_is_refused_with_the_nearest(bed: Bed) -> None:

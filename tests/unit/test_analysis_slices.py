@@ -36,43 +36,43 @@ class Counting:
         return Forecast(counts, counts / 2), None
 
 
-def found(*layouts: Layout) -> dict[str, Slice]:
-    made = slices(cast(Surrogate, Counting()), PROBLEM.space, dict(enumerate(layouts)), [MIXED, CONVS])
-    return {each.knob: each for each in made}
+def by_knob(*layouts: Layout) -> dict[str, Slice]:
+    curves = slices(cast(Surrogate, Counting()), PROBLEM.space, dict(enumerate(layouts)), [MIXED, CONVS])
+    return {curve.knob: curve for curve in curves}
 
 
 def test_an_argument_is_set_in_all_blocks_of_its_kind_and_nothing_else_changes() -> None:
-    along = found(MIXED)["conv kernel"]
+    along = by_knob(MIXED)["conv kernel"]
     assert along.values == (3, 5, 7)
-    assert [each.format() for each in along.layouts[0]] == [
+    assert [layout.format() for layout in along.layouts[0]] == [
         f"{HEAD} [C{kernel}*2 A16/4 C{kernel} A16/8*2 C{kernel}*2]" for kernel in (3, 5, 7)
     ]
-    widths = found(MIXED)["swiglu width"]
-    assert [each.format().split()[2] for each in widths.layouts[0]] == [
+    widths = by_knob(MIXED)["swiglu width"]
+    assert [layout.format().split()[2] for layout in widths.layouts[0]] == [
         f"ffn=swiglu:{width}" for width in (768, 1152, 1536, 2048)
     ]
-    assert "gqa heads" not in found(MIXED), "one choice"
-    assert "moe width" not in found(MIXED), "no layout has one"
+    assert "gqa heads" not in by_knob(MIXED), "one choice"
+    assert "moe width" not in by_knob(MIXED), "no layout has one"
 
 
 def test_layers_of_a_kind_are_added_and_taken_away_at_even_places() -> None:
-    along = found(MIXED)["gqa layers"]
+    along = by_knob(MIXED)["gqa layers"]
     assert along.values == (0, 1, 2, 3), "as many as were tried"
-    assert [each.format().partition("[")[2] for each in along.layouts[0]] == [
+    assert [layout.format().partition("[")[2] for layout in along.layouts[0]] == [
         "C3*3 C5 C3*3 C7]",
         "C3*3 C5 A16/8 C3*2 C7]",
         "C3*2 A16/4 C5 C3 A16/8 C3 C7]",
         "C3*2 A16/4 C5 A16/8*2 C3 C7]",
     ]
     assert along.layouts[0][3] == MIXED, "at its own number a layout is itself"
-    assert [each.format().partition("[")[2] for each in found(CONVS)["gqa layers"].layouts[0]] == [
+    assert [layout.format().partition("[")[2] for layout in by_knob(CONVS)["gqa layers"].layouts[0]] == [
         "C7*8]", "C7*4 A16/8 C7*3]", "C7*2 A16/8 C7*3 A16/8 C7]", "C7 A16/8 C7*2 A16/8 C7 A16/8 C7]"
     ], "the commonest of those tried"  # fmt: skip
 
 
 def test_a_slice_is_the_mean_of_its_layouts_in_the_mean_deviation() -> None:
-    along = found(MIXED, CONVS)["conv kernel"]
-    counts = np.array([[each.params.total / 1000 for each in along.layouts[number]] for number in (0, 1)])
+    along = by_knob(MIXED, CONVS)["conv kernel"]
+    counts = np.array([[layout.params.total / 1000 for layout in along.layouts[number]] for number in (0, 1)])
     assert along.mean[:, 0] == pytest.approx(counts.mean(axis=0))
     assert along.sd[:, 0] == pytest.approx(counts.mean(axis=0) / 2)
 
@@ -80,13 +80,15 @@ def test_a_slice_is_the_mean_of_its_layouts_in_the_mean_deviation() -> None:
 def test_they_follow_the_problem_that_the_model_was_told_of() -> None:
     search = EhviSearch(Sampler(PROBLEM.space), 0)
     rng = np.random.default_rng(7)
-    told = [PROBLEM.observe(search.sampler.draw(rng)) for _ in range(80)]
-    for observation in told:
+    observations = [PROBLEM.observe(search.sampler.draw(rng)) for _ in range(80)]
+    for observation in observations:
         search.tell(observation)
     search.fix_reference_point(PROBLEM.reference_point)
-    front = {number: seen.layout for number, seen in enumerate(told) if seen.status == "complete"}
-    made = slices(search.surrogate(), PROBLEM.space, dict([*front.items()][:6]), [seen.layout for seen in told])
-    along = {each.knob: each for each in made}["gqa kv_heads"]
+    front = {number: seen.layout for number, seen in enumerate(observations) if seen.status == "complete"}
+    curves = slices(
+        search.surrogate(), PROBLEM.space, dict([*front.items()][:6]), [seen.layout for seen in observations]
+    )
+    along = {curve.knob: curve for curve in curves}["gqa kv_heads"]
     truth = np.array(
         [
             [[PROBLEM.truth(layout)[name] for name in ("quality", "decode", "memory")] for layout in layouts]
@@ -112,12 +114,12 @@ def test_a_study_shows_those_that_change_an_objective_most(bed: Bed) -> None:
     every, reason = study_slices(bed.store, study)
     view = effects_view(bed.store, study)
     assert reason is None and view.no_slices is None
-    assert 0 < len(view.slices) <= 4 and {each.knob for each in view.slices} <= {each.knob for each in every}
+    assert 0 < len(view.slices) <= 4 and {curve.knob for curve in view.slices} <= {curve.knob for curve in every}
     front = {row.trial for row in study.front if row.on}
-    for each in view.slices:
-        assert set(each.layouts) <= front
-        assert [len(row) for row in each.predicted] == [len(each.values)] * len(view.objectives)
-        assert all(at.low <= at.value <= at.high for row in each.predicted for at in row)
+    for curve in view.slices:
+        assert set(curve.layouts) <= front
+        assert [len(row) for row in curve.predicted] == [len(curve.values)] * len(view.objectives)
+        assert all(at.low <= at.value <= at.high for row in curve.predicted for at in row)
     page = render("study_effects.html", view=view)
     assert page.count('<details class="slice"') == len(view.slices)
     assert page.count("data-plot") == len(view.slices) * len(view.objectives)
@@ -128,7 +130,7 @@ def test_the_command_prints_a_row_for_each_value(bed: Bed) -> None:
     effects, _, rows = nas("study", "effects", "study", "--db", str(bed.store.engine.url)).out.partition("\n\n")
     assert len(effects.splitlines()) == 1 + len(view.knobs)
     assert [line.split("\t")[:2] for line in rows.splitlines()[1:]] == [
-        [each.knob, f"{value:g}"] for each in view.slices for value in each.values
+        [curve.knob, f"{value:g}"] for curve in view.slices for value in curve.values
     ]
 
 

@@ -40,11 +40,11 @@ def lab(tmp_path: Path) -> LiveLab:
 
 
 @given(st.integers(2, 4).flatmap(lambda m: st.lists(st.tuples(*[GRID] * m), max_size=30).map(lambda rows: (m, rows))))
-def test_an_archive_has_the_front_and_hypervolume_of_the_ranking(given: tuple[int, list[tuple[float, ...]]]) -> None:
-    m, rows = given
+def test_an_archive_has_the_front_and_hypervolume_of_the_ranking(case: tuple[int, list[tuple[float, ...]]]) -> None:
+    m, rows = case
     archive, corner, axes = FrontArchive([1.2] * m), [1.2] * m, dict[int, list[Axis]]()
     for trial, row in enumerate(rows):
-        axes[trial] = [Axis(value=0.0, coordinate=each, sd=0.0) for each in row]
+        axes[trial] = [Axis(value=0.0, coordinate=coordinate, sd=0.0) for coordinate in row]
         archive.take([trial], [row])
         ranked = rank_trials(axes, corner, draws=0)
         assert sorted(archive.keys.tolist()) == sorted(place.trial for place in ranked if place.rank == 0)
@@ -93,30 +93,30 @@ def take(lab: LiveLab, study: int, step: tuple[str, float, float, float, int], c
         lab.judge(study)
 
 
-def check_against_report(told: Points, report: dict[str, Any]) -> None:
+def check_against_report(view: Points, report: dict[str, Any]) -> None:
     ranking = {row["trial"]: row for row in report["ranking"]}
-    assert told.front is not None
-    on = [entry for entry in told.front if entry.on]
+    assert view.front is not None
+    on = [entry for entry in view.front if entry.on]
     assert [entry.trial for entry in on] == [row["trial"] for row in report["front"]]
-    assert {entry.trial for entry in told.front} == {
+    assert {entry.trial for entry in view.front} == {
         trial for row in report["front"] for trial in (row["trial"], *row["ties"])
     }
-    for entry in told.front:
+    for entry in view.front:
         row = ranking[entry.trial]
         assert (entry.p_front, list(entry.ties), entry.layout) == (row["p_front"], row["ties"], row["layout"])
         assert entry.values == pytest.approx(row["objectives"], rel=1e-5)
         for name, value in entry.values.items():
             low, high = entry.low[name], entry.high[name]
             assert low is not None and value is not None and high is not None and low <= value <= high
-    assert {entry.name for entry in told.references} == {row["name"] for row in report["references"]}
-    assert told.hypervolume == (None if (volume := report["hypervolume"]) is None else pytest.approx(volume, abs=1e-9))
-    assert told.device_seconds == pytest.approx(report["stage_seconds"]["measure"])
-    assert told.curve is not None
-    if told.curve.hypervolume:
-        assert told.curve.hypervolume[-1] == told.hypervolume
+    assert {entry.name for entry in view.references} == {row["name"] for row in report["references"]}
+    assert view.hypervolume == (None if (volume := report["hypervolume"]) is None else pytest.approx(volume, abs=1e-9))
+    assert view.device_seconds == pytest.approx(report["stage_seconds"]["measure"])
+    assert view.curve is not None
+    if view.curve.hypervolume:
+        assert view.curve.hypervolume[-1] == view.hypervolume
     for trial, row in ranking.items():
         for name, value in row["objectives"].items():
-            assert told.columns.values[name][trial] == pytest.approx(value, rel=1e-5)
+            assert view.columns.values[name][trial] == pytest.approx(value, rel=1e-5)
 
 
 @settings(max_examples=examples(25))
@@ -204,14 +204,14 @@ def test_many_trials_are_read_with_few_statements(lab: LiveLab) -> None:
     trial = lab.complete(study, 1.0, 1.5, 1.5)
     lab.multiply(study, trial, 2000)
     with counted(lab) as statements:
-        found = Snapshots(lab.store).get("study")
+        snapshot = Snapshots(lab.store).get("study")
     assert len(statements) < 40
-    assert found.states() == {"complete": 2001}
-    axes = {i: found.counted[i] for i in found.curve.front}
-    assert front_hypervolume(axes, found.reference_point or []) == pytest.approx(found.curve.hypervolume)
-    assert found.device_seconds == pytest.approx(2.0 * 2001)
-    moments = [-1.0, *(step.at for step in found.curve.steps), 1e12]
-    assert found.device_seconds_until(moments).tolist()[-1] == found.device_seconds
+    assert snapshot.states() == {"complete": 2001}
+    axes = {i: snapshot.counted[i] for i in snapshot.curve.front}
+    assert front_hypervolume(axes, snapshot.reference_point or []) == pytest.approx(snapshot.curve.hypervolume)
+    assert snapshot.device_seconds == pytest.approx(2.0 * 2001)
+    moments = [-1.0, *(step.at for step in snapshot.curve.steps), 1e12]
+    assert snapshot.device_seconds_until(moments).tolist()[-1] == snapshot.device_seconds
 
 
 def test_a_study_that_is_launched_again_is_not_read_whole_again(lab: LiveLab) -> None:
@@ -291,21 +291,21 @@ def test_the_state_is_the_studys(lab: LiveLab) -> None:
 def test_viewers_at_once_read_a_study_once(lab: LiveLab) -> None:
     study = lab.study()
     lab.multiply(study, lab.complete(study, 1.0, 1.5, 1.5), 500)
-    live, told = Snapshots(lab.store), list[Points]()
-    viewers = [threading.Thread(target=lambda: told.append(points(live.get("study")))) for _ in range(8)]
+    live, answers = Snapshots(lab.store), list[Points]()
+    viewers = [threading.Thread(target=lambda: answers.append(points(live.get("study")))) for _ in range(8)]
     with counted(lab) as statements:
         for viewer in viewers:
             viewer.start()
         for viewer in viewers:
             viewer.join(60)
-    assert len({each.model_dump_json() for each in told}) == 1 and len(told) == 8
+    assert len({answer.model_dump_json() for answer in answers}) == 1 and len(answers) == 8
     assert sum("FROM trial" in statement for statement in statements) == 1
 
 
 def test_a_view_is_computed_once_for_all_who_ask(lab: LiveLab) -> None:
     lab.study()
-    found, calls = Snapshots(lab.store).get("study"), list[int]()
-    threads = [threading.Thread(target=lambda: found.cached("it", lambda: calls.append(1))) for _ in range(8)]
+    snapshot, calls = Snapshots(lab.store).get("study"), list[int]()
+    threads = [threading.Thread(target=lambda: snapshot.cached("it", lambda: calls.append(1))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -319,9 +319,9 @@ def test_memory_is_bounded_by_trials(lab: LiveLab) -> None:
         for _ in range(3):
             lab.propose(study)
     snapshots = Snapshots(lab.store, most_trials=6)
-    kept = {name: snapshots.get(name) for name in ("a", "b", "c")}
+    by_name = {name: snapshots.get(name) for name in ("a", "b", "c")}
     assert len(snapshots) == 2
-    assert snapshots.get("c") is kept["c"] and snapshots.get("a") is not kept["a"]
+    assert snapshots.get("c") is by_name["c"] and snapshots.get("a") is not by_name["a"]
     small = Snapshots(lab.store, most_trials=1)
     assert small.get("a") is small.get("a"), "one study is kept, however large it is"
 

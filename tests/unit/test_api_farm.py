@@ -22,8 +22,8 @@ def order(lab: Lab, what: str, reason: str | None = None, device: str = "box") -
     body = None if reason is None else {"reason": reason}
     answer = lab.client().post(f"/v1/devices/{device}/{what}", json=body)
     assert answer.status_code == 200, answer.text
-    found: dict[str, object] = answer.json()
-    return found
+    view: dict[str, object] = answer.json()
+    return view
 
 
 def test_a_device_is_shown_with_its_lease_history_and_calibrations(lab: Lab) -> None:
@@ -150,8 +150,8 @@ def test_a_revoked_agent_does_not_authenticate(lab: Lab) -> None:
 def label(lab: Lab, **labels: object) -> dict[str, object]:
     answer = lab.client().post("/v1/devices/box/label", json=labels)
     assert answer.status_code == 200, answer.text
-    found: dict[str, object] = answer.json()
-    return found
+    view: dict[str, object] = answer.json()
+    return view
 
 
 def test_a_device_is_named_noted_and_tagged(lab: Lab) -> None:
@@ -160,7 +160,7 @@ def test_a_device_is_named_noted_and_tagged(lab: Lab) -> None:
     assert (shown["name"], shown["note"], shown["tags"]) == ("desk, left", "swollen battery", ["fast", "lab"])
     (listed,) = lab.get("/v1/devices")["devices"]
     assert (listed["name"], listed["note"]) == ("desk, left", "swollen battery")
-    history = [(each["kind"], each["reason"]) for each in lab.get("/v1/devices/box")["history"]]
+    history = [(event["kind"], event["reason"]) for event in lab.get("/v1/devices/box")["history"]]
     assert history[:2] == [("note", "swollen battery"), ("tags", "fast lab")]
     count = len(history)
     label(lab, note="swollen battery")

@@ -88,10 +88,10 @@ def make_farm(folder: Path) -> Farm:
 
 
 def queue(lab: Coordinator, model: InputFile) -> JobRow:
-    """Three jobs of a device: one that failed, one that is held, which is given, and one that waits."""
+    """Queues three jobs of a device: one that failed, one that is held, and one that waits; returns the held one."""
     plan = round_of().candidate.model_copy(update={"inputs": {"model": model}})
-    for each in ("failed", "held", "waits"):
-        jobs.enqueue(lab.store, key(each), round_of().model_copy(update={"candidate": plan}), device="box")
+    for name in ("failed", "held", "waits"):
+        jobs.enqueue(lab.store, key(name), round_of().model_copy(update={"candidate": plan}), device="box")
     failed, held = jobs.claim(lab.store, "box", "host"), None
     assert failed is not None and failed.epoch is not None
     assert outcomes.fail(lab.store, failed.id, "box", "host", failed.epoch, BROKEN).accepted
@@ -139,7 +139,7 @@ def with_rows(path: str, names: dict[str, object]) -> dict[str, Any]:
 
 
 def operation_of(farm: Farm, label: str, *, rows: bool = False) -> tuple[Operation, list[str]]:
-    """What requests are made of, and what guards it."""
+    """Returns an operation, from which requests are made, and the names of its security schemes."""
     method, path = label.split()
     guard = [name for scheme in DOCUMENT["paths"][path][method.lower()].get("security", []) for name in scheme]
     names = farm.names | farm.names_at.get(path, {})
@@ -150,14 +150,14 @@ def operation_of(farm: Farm, label: str, *, rows: bool = False) -> tuple[Operati
 
 @cache
 def plain_schema() -> Any:
-    """Of requests in which names are anything."""
+    """Returns the schema of requests in which names are anything."""
     return schema_of(copy.deepcopy(DOCUMENT))
 
 
 def schema_of(document: dict[str, Any]) -> Any:
-    """Of a document. Credentials are not made: those are these tests' affair; nobody waits."""
+    """Returns the schema of a document without credentials, which these tests send themselves; no request waits."""
     del document["components"]["securitySchemes"]
-    for described in (each for methods in document["paths"].values() for each in methods.values()):
+    for described in (operation for methods in document["paths"].values() for operation in methods.values()):
         described.pop("security", None)
         for parameter in described.get("parameters", []):
             if parameter["name"] == "wait_s":
@@ -166,33 +166,33 @@ def schema_of(document: dict[str, Any]) -> Any:
     return schemathesis.openapi.from_dict(document)
 
 
-def ask(farm: Farm, guard: Sequence[str], case: Any, known: bool) -> int:
-    """Sends a request, with the right credentials if `known`, and looks at the answer; gives its status."""
+def ask(farm: Farm, guard: Sequence[str], case: Any, access: bool) -> int:
+    """Sends a request, with the right credentials if `access`, and checks the answer; returns its status."""
     credentials = {"agent": {"auth": farm.agent}, "HTTPBearer": {"headers": farm.bearer}}
-    answer = case.call(**(credentials[guard[0]] if known and guard else {"auth": ("x", "y")}))
+    answer = case.call(**(credentials[guard[0]] if access and guard else {"auth": ("x", "y")}))
     # 413 refuses a body before it is compared with the document; Schemathesis does not count it as a refusal.
-    case.validate_response(answer, checks=[each for each in CHECKS if answer.status_code != 413 or each != REFUSED])
+    case.validate_response(answer, checks=[check for check in CHECKS if answer.status_code != 413 or check != REFUSED])
     if answer.status_code >= 400:
         body = ErrorBody.model_validate(answer.json())
         assert [body.request_id] == answer.headers["x-request-id"]
         assert not INSIDE.search(answer.text), answer.text
-    assert known or not guard or answer.status_code == 401
+    assert access or not guard or answer.status_code == 401
     return int(answer.status_code)
 
 
 def talk(
     farm: Farm, operation: Operation, guard: Sequence[str], mode: GenerationMode, count: int = EXAMPLES
 ) -> list[int]:
-    """Asks `count` times; gives the answers' statuses."""
+    """Sends `count` requests; returns the statuses of the answers."""
     statuses = []
 
     @settings(
         max_examples=count, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(case=operation.as_strategy(generation_mode=mode), known=st.sampled_from([True, True, True, False]))
-    def once(case: Any, known: bool) -> None:
-        statuses.append(ask(farm, guard, case, known))
+    @given(case=operation.as_strategy(generation_mode=mode), access=st.sampled_from([True, True, True, False]))
+    def once(case: Any, access: bool) -> None:
+        statuses.append(ask(farm, guard, case, access))
 
     once()
     return statuses
@@ -221,6 +221,6 @@ def test_requests_that_the_document_forbids(shared: Farm, label: str) -> None:
 
 def test_a_fault_of_the_coordinators_would_be_found(shared: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "all", None)
-    with pytest.raises(FailureGroup) as found:
+    with pytest.raises(FailureGroup) as error:
         talk(shared, *operation_of(shared, "GET /v1/agents"), GenerationMode.POSITIVE)
-    assert any(isinstance(failure, ServerError) for failure in found.value.exceptions)
+    assert any(isinstance(failure, ServerError) for failure in error.value.exceptions)

@@ -63,19 +63,19 @@ def test_a_study_is_streamed_to_its_end_and_gone_on_with(lab: Lab, url: str) -> 
         assert answer.status_code == 200
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         assert answer.headers["Cache-Control"] == "no-store"
-        told = blocks(answer.iter_lines())
-        assert next(told) == {"retry": "2000"}
-        first = next(told)
+        messages = blocks(answer.iter_lines())
+        assert next(messages) == {"retry": "2000"}
+        first = next(messages)
         page = lab.get(FOLLOW)
         assert json.loads(first["data"]) == page["events"][0]
         assert (first["id"], first["event"]) == (str(page["events"][0]["id"]), "proposed")
         trials.add_event(lab.store, study, 0, EventKind.FAILED, {"reason": "it broke"})  # while somebody listens
-        second = next(told)
+        second = next(messages)
         assert (second["event"], json.loads(second["data"])["payload"]) == ("failed", {"reason": "it broke"})
         studies.set_state(lab.store, study, StudyState.COMPLETE)
-        assert [each["event"] for each in told][-1] == "end"
+        assert [message["event"] for message in messages][-1] == "end"
     with stream(lab, url, FOLLOW, **{"Last-Event-ID": first["id"]}) as answer:
-        again = [each for each in blocks(answer.iter_lines()) if "id" in each]
+        again = [message for message in blocks(answer.iter_lines()) if "id" in message]
     assert again[0] == second
     assert events.since(lab.store, study)[-1].id == int(again[-1]["id"])
 
@@ -86,11 +86,11 @@ def test_devices_are_streamed_and_silence_is_told_from_a_lost_connection(
     monkeypatch.setattr(following, "_COMMENT_S", 0.0)
     lab.clock.time += devices.SETTLED_S
     with stream(lab, url, DEVICES) as answer:
-        told = blocks(answer.iter_lines())
-        assert [next(told).keys() for _ in range(3)] == [{"retry"}, {"id", "event", "data"}, {""}]
+        messages = blocks(answer.iter_lines())
+        assert [next(messages).keys() for _ in range(3)] == [{"retry"}, {"id", "event", "data"}, {""}]
         add_device(lab.store, "phone", "lab-1")
         lab.clock.time += devices.SETTLED_S
-        event = next(each for each in told if "data" in each)
+        event = next(message for message in messages if "data" in message)
         assert json.loads(event["data"])["device"] == "phone"
 
 
@@ -98,10 +98,10 @@ def test_streams_end_with_the_coordinator_and_after_a_while(
     lab: Lab, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stream(lab, url, DEVICES) as answer:
-        told = blocks(answer.iter_lines())
-        next(told)
+        messages = blocks(answer.iter_lines())
+        next(messages)
         lab.closing = True
-        assert [each for each in told if "id" in each] == []
+        assert [message for message in messages if "id" in message] == []
     lab.closing = False
     monkeypatch.setattr(following, "LONGEST_STREAM_S", 0.0)
     with stream(lab, url, DEVICES) as answer:
@@ -151,9 +151,9 @@ def test_a_database_in_trouble_ends_a_stream_not_the_coordinator(lab: Lab, url: 
     study = new_study(lab.store).id
     trials.propose(lab.store, study, [proposal(128)])
     with stream(lab, url, FOLLOW) as answer:
-        told = blocks(answer.iter_lines())
-        assert {"id", "event", "data"} in [next(told).keys() for _ in range(2)]
+        messages = blocks(answer.iter_lines())
+        assert {"id", "event", "data"} in [next(messages).keys() for _ in range(2)]
         studies.delete(lab.store, study)
-        assert list(told) == []
+        assert list(messages) == []
     devices.set_health(lab.store, "box", Health.GOOD)
     assert lab.get("/v1/devices/box")["health"] == "good"

@@ -31,7 +31,7 @@ def submit(lab: Lab, study: str = "mine", **body: Any) -> Any:
 
 
 def begin(lab: Lab, study: str = "mine") -> int:
-    """What the process of a study does first; gives the study's id."""
+    """What the process of a study does first; returns the study's id."""
     space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
     return studies.create(lab.store, study, space, seed=0, version="0").id
 
@@ -116,8 +116,8 @@ def test_the_list_is_filtered_by_name_space_and_state(lab: Lab) -> None:
         new_study(lab.store, f"study-{number}")
     submit(lab)
 
-    def names(**wanted: str) -> list[str]:
-        return [each["study"] for each in lab.get("/v1/studies", **wanted)["studies"]]
+    def names(**filters: str) -> list[str]:
+        return [study["study"] for study in lab.get("/v1/studies", **filters)["studies"]]
 
     assert names(text="DY-1") == ["study-1"]
     assert names(text="study", limit="2") == ["study-0", "study-1"]

@@ -181,10 +181,10 @@ def test_a_fault_of_ours_tells_no_details_but_where_to_look(lab: Lab, caplog: py
 
 
 def test_requests_carry_an_id(shared: Lab) -> None:
-    given = {"X-Request-Id": "client-given-1"}
-    assert shared.client().get("/v1/server", headers=given).headers["X-Request-Id"] == "client-given-1"
-    own = shared.client().get("/v1/server", headers={"X-Request-Id": "not this; one"}).headers["X-Request-Id"]
-    assert own.isalnum()
+    headers = {"X-Request-Id": "client-given-1"}
+    assert shared.client().get("/v1/server", headers=headers).headers["X-Request-Id"] == "client-given-1"
+    request_id = shared.client().get("/v1/server", headers={"X-Request-Id": "not this; one"}).headers["X-Request-Id"]
+    assert request_id.isalnum()
 
 
 def test_metrics_tell_of_the_farm(lab: Lab) -> None:
@@ -196,19 +196,19 @@ def test_metrics_tell_of_the_farm(lab: Lab) -> None:
     RESULTS.labels("accepted").inc()
     lab.client().get("/v1/devices/box")
     lab.client().get("/stranger/1234")
-    found = samples(lab)
-    assert found['hilnas_devices{health="unknown",state="leased"}'] == 1
-    assert found['hilnas_jobs{state="queued"}'] == 1
-    assert found['hilnas_jobs{state="leased"}'] == 1
-    assert found["hilnas_queue_age_seconds"] == 7
-    assert found['hilnas_leases_total{device="box"}'] == 1
-    assert found['hilnas_results_total{verdict="accepted"}'] == before + 1
+    metrics = samples(lab)
+    assert metrics['hilnas_devices{health="unknown",state="leased"}'] == 1
+    assert metrics['hilnas_jobs{state="queued"}'] == 1
+    assert metrics['hilnas_jobs{state="leased"}'] == 1
+    assert metrics["hilnas_queue_age_seconds"] == 7
+    assert metrics['hilnas_leases_total{device="box"}'] == 1
+    assert metrics['hilnas_results_total{verdict="accepted"}'] == before + 1
     shown = 'method="GET",route="/v1/devices/{id}",status="200"'
     assert (
-        found[f'hilnas_request_seconds_bucket{{le="+Inf",{shown}}}']
-        == found[f"hilnas_request_seconds_count{{{shown}}}"]
+        metrics[f'hilnas_request_seconds_bucket{{le="+Inf",{shown}}}']
+        == metrics[f"hilnas_request_seconds_count{{{shown}}}"]
     )
-    assert not any("1234" in name for name in found)
+    assert not any("1234" in name for name in metrics)
 
 
 def test_metrics_tell_of_studies_disk_drift_and_noise(lab: Lab) -> None:
@@ -221,16 +221,16 @@ def test_metrics_tell_of_studies_disk_drift_and_noise(lab: Lab) -> None:
         lab.clock.time += later
         runs = [calibrations.ReferenceRun(1.28, 41.5, calm)] * (9 if calm else 3)
         calibrations.note_runs(lab.store, ("box", "fake", "b1"), job, runs, 12.5)
-    found = samples(lab)
-    states = {state: found[f'hilnas_studies{{state="{state}"}}'] for state in ("new", "failed", "interrupted")}
+    metrics = samples(lab)
+    states = {state: metrics[f'hilnas_studies{{state="{state}"}}'] for state in ("new", "failed", "interrupted")}
     assert states == {"new": 1, "failed": 1, "interrupted": 0}
-    assert found["hilnas_artifact_bytes"] == stored.size == 5
+    assert metrics["hilnas_artifact_bytes"] == stored.size == 5
     for folder in ("home", "artifacts"):
-        size = found[f'hilnas_disk_size_bytes{{folder="{folder}"}}']
-        assert 0 < found[f'hilnas_disk_free_bytes{{folder="{folder}"}}'] < size
-    assert found['hilnas_device_drift_ratio{device="box",runtime="fake"}'] == pytest.approx(0.28)
+        size = metrics[f'hilnas_disk_size_bytes{{folder="{folder}"}}']
+        assert 0 < metrics[f'hilnas_disk_free_bytes{{folder="{folder}"}}'] < size
+    assert metrics['hilnas_device_drift_ratio{device="box",runtime="fake"}'] == pytest.approx(0.28)
     # 3 of the 12 runs of the last hour.
-    assert found['hilnas_device_disturbed_ratio{device="box"}'] == pytest.approx(0.25)
+    assert metrics['hilnas_device_disturbed_ratio{device="box"}'] == pytest.approx(0.25)
 
 
 def test_metrics_keep_their_names_and_types(lab: Lab) -> None:
@@ -254,9 +254,9 @@ def test_labels_of_metrics_hold_any_text(lab: Lab) -> None:
         text = lab.client(Role.READ).get("/metrics").text
     finally:
         RESULTS.remove(hostile)
-    found = [each for family in text_string_to_metric_families(text) for each in family.samples]
-    assert hostile in {each.labels["verdict"] for each in found if each.name == "hilnas_results_total"}
-    assert not any(each.name == "forged" for each in found)
+    metrics = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert hostile in {sample.labels["verdict"] for sample in metrics if sample.name == "hilnas_results_total"}
+    assert not any(sample.name == "forged" for sample in metrics)
 
 
 def samples(lab: Lab) -> dict[str, float]:

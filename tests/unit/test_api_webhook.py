@@ -71,20 +71,20 @@ class Receiver:
 
     @property
     def texts(self) -> list[str]:
-        return [each["text"] for each in self.received]
+        return [message["text"] for message in self.received]
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with Receiver().running() as made:
-        yield made
+    with Receiver().running() as server:
+        yield server
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> LiveLab:
-    made = LiveLab(tmp_path)
-    add_device(made.store)
-    return made
+    lab = LiveLab(tmp_path)
+    add_device(lab.store)
+    return lab
 
 
 def hook(lab: LiveLab, receiver: Receiver, tmp_path: Path, **options: Any) -> Webhook:

@@ -72,7 +72,7 @@ def searches(plain: Sequence[str], *every: str) -> list[Recorded]:
 def test_losses_are_of_mean_logarithms_of_hypervolume() -> None:
     sides = volumes(searches(["random", "optuna-nsga2"], "ehvi", "cache-evolution"))
     loss = Loss.of(sides)
-    means = {side: math.exp(fmean(map(math.log, found))) for side, found in sides.items()}
+    means = {side: math.exp(fmean(map(math.log, values))) for side, values in sides.items()}
     assert loss.value == pytest.approx(1 - means["plain"] / means["all"])
     expected = ttest_ind(np.log(sides["plain"]), np.log(sides["all"])).confidence_interval(0.95)
     assert (loss.low, loss.high) == pytest.approx((-math.expm1(expected.high), -math.expm1(expected.low)))
@@ -229,7 +229,7 @@ def test_listed_layouts_are_measured_as_in_the_searches_and_hardly_trained() -> 
     layouts = ["d1024 v65536 ffn=swiglu:4608 [C3*8 A16/8]", "d1024 v65536 ffn=swiglu:4608 [-*8 A16/8]"]
     content = parse_space(yaml.safe_dump(measuring(base, layouts)), "measured")
     assert (content.layouts, content.budgets) == (tuple(layouts), ())
-    assert [each.name for each in content.objectives] == ["latency", "memory"]
+    assert [objective.name for objective in content.objectives] == ["latency", "memory"]
     assert content.workloads == parse_space(yaml.safe_dump(base), "base").workloads
 
 

@@ -79,13 +79,13 @@ def test_a_study_as_it_really_goes(problem: SyntheticProblem, engine: str) -> No
     rng = np.random.default_rng(1)
     reference = problem.observe(Sampler(problem.space).draw(rng))
     proposer.tell(Observation(reference.layout, "complete", {"quality": 2.0} | dict(reference.objectives)))
-    asked = proposer.ask(16)
-    for proposal in asked[:13]:
+    proposals = proposer.ask(16)
+    for proposal in proposals[:13]:
         seen = problem.observe(proposal.layout)
-        some = dict(list(seen.constraints.items())[: 1 + proposal.number % 3])
-        status = "infeasible" if max(some.values()) > 0 else "complete"
-        proposer.tell(Observation(seen.layout, status, {"quality": 2.0} | dict(seen.objectives), some))
-    proposer.tell(Observation(asked[13].layout, "failed"))
+        constraints = dict(list(seen.constraints.items())[: 1 + proposal.number % 3])
+        status = "infeasible" if max(constraints.values()) > 0 else "complete"
+        proposer.tell(Observation(seen.layout, status, {"quality": 2.0} | dict(seen.objectives), constraints))
+    proposer.tell(Observation(proposals[13].layout, "failed"))
     again = make_proposer(Sampler(problem.space), engine, 0)
     again.restore(proposer.state())
     fresh = proposer.ask(1)
@@ -103,7 +103,7 @@ def test_earlier_studies_are_trials_of_their_own(problem: SyntheticProblem) -> N
     proposer.warm_start(earlier)
     proposer.ask(1)
     assert sum(trial.state.is_finished() for trial in proposer._live().trials) == 12
-    proposer.tell(problem.observe(earlier[0].layout))  # here, it is as this study finds it
+    proposer.tell(problem.observe(earlier[0].layout))  # the same layout, as this study measures it
     proposer.ask(1)
     assert sum(trial.state.is_finished() for trial in proposer._live().trials) == 13
     again = make_proposer(Sampler(problem.space), "optuna-tpe", 0)

@@ -21,7 +21,7 @@ SIZES = Sizes(
     tokens=2048,
     tasks=40,
     epochs=dict.fromkeys(vision.STAGES, 0.5),
-    asked=(4, 16),
+    test_tokens=(4, 16),
 )
 
 

@@ -252,13 +252,13 @@ def test_nothing_is_rounded_to_float32_on_the_way(text: str, reference: Callable
     draw_weights(module, 0, depth=4)
     module.double().eval()
     x = torch.randn(1, 70, 64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    found = module(x)[0][0] if isinstance(module, Mixer) else module(x)[0]
-    torch.testing.assert_close(found, reference(module.block, module.state_dict(), x[0]), rtol=0, atol=1e-13)
+    output = module(x)[0][0] if isinstance(module, Mixer) else module(x)[0]
+    torch.testing.assert_close(output, reference(module.block, module.state_dict(), x[0]), rtol=0, atol=1e-13)
 
 
 def test_the_layout_of_every_kind_lacks_none() -> None:
-    """But for those that one runtime has alone: llama.cpp's stock architectures GEGLU, ExecuTorch sums
-    and state spaces; and for those that none has."""
+    """Except for kinds of one runtime alone (llama.cpp's stock architectures: GEGLU; ExecuTorch: sums and
+    state spaces), and kinds that no runtime has."""
     assert {block.kind for layer in EVERY_KIND.layers for block in layer.blocks} == set(BLOCKS) - {
         "geglu",
         "linear",

@@ -63,9 +63,9 @@ def test_token_prints_a_line_for_where_it_is_served(home: Path) -> None:
 def test_enrol_from_standard_input(coordinator: TlsCoordinator) -> None:
     done = nas("agent", "enrol", "-", "--name", "shelf-1", stdin=coordinator.invite().format() + "\n")
     assert (done.code, done.out) == (0, "")
-    kept = read_enrolment(agent_home())
-    assert kept is not None and kept.name == "shelf-1"
-    assert kept.secret not in done.err
+    enrolment = read_enrolment(agent_home())
+    assert enrolment is not None and enrolment.name == "shelf-1"
+    assert enrolment.secret not in done.err
     again = nas("agent", "enrol", coordinator.invite("shelf-1").format(), "--name", "shelf-1")
     assert again.code == 3 and "--replace" in again.err
 
@@ -101,14 +101,14 @@ def test_an_agent_without_devices_says_so(
         def run(self) -> None: ...
 
     nas("agent", "enrol", coordinator.invite().format(), "--name", "shelf-1")
-    here = own_attachments()
+    attachments = own_attachments()
     if attached:
-        here.add(Attachment(address="adb:R5CT1", id="pixel-1"))
-    monkeypatch.setattr("nas.cli.agent.own_attachments", lambda: here)
-    monkeypatch.setattr("nas.cli.agent.make_agent", lambda *given, **named: Ended())
+        attachments.add(Attachment(address="adb:R5CT1", id="pixel-1"))
+    monkeypatch.setattr("nas.cli.agent.own_attachments", lambda: attachments)
+    monkeypatch.setattr("nas.cli.agent.make_agent", lambda *arguments, **options: Ended())
     monkeypatch.setattr("nas.cli.agent.end_on_signals", lambda agent: None)
     done = nas("agent", "run")
-    here.serve_lock.release()
+    attachments.serve_lock.release()
     assert done.code == 0, done.err
     assert ("no device is attached: 'nas device add'" in done.err) is not attached
 
@@ -168,6 +168,6 @@ def test_attached_devices_are_listed(home: Path) -> None:
     listed = nas("device", "list")
     assert listed.code == 0 and "pixel-1\t\tattached\t\t\t\t\t\tadb:R5CT1\t\tphone\t\tnever" in listed.out
     assert "nas agent run" in listed.err
-    found = json.loads(nas("device", "list", "--json").out)
-    assert (found["devices"], found["attached"][0]["tags"]) == ([], ["phone"])
+    listing = json.loads(nas("device", "list", "--json").out)
+    assert (listing["devices"], listing["attached"][0]["tags"]) == ([], ["phone"])
     assert nas("device", "list", "--db", f"sqlite:///{home / 'none'}").code == 0

@@ -19,17 +19,17 @@ A, B = "d256 v512 ffn=swiglu:512 [C3 A4/2]", "d256 v512 ffn=swiglu:256 [C3 A4/2]
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchOptions]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[BenchOptions]:
     """Replaces the measurement; returns what it was asked for."""
-    found: list[BenchOptions] = []
+    requests: list[BenchOptions] = []
 
     def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
         for options in benches:
-            found.append(options)
+            requests.append(options)
             yield report(options)
 
     monkeypatch.setattr("nas.cli.bench.bench_all", measure)
-    return found
+    return requests
 
 
 def report(options: BenchOptions) -> dict[str, Any]:
@@ -53,13 +53,13 @@ def report(options: BenchOptions) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_every_combination_is_measured(asked: list[BenchOptions]) -> None:
+def test_every_combination_is_measured(requests: list[BenchOptions]) -> None:
     done = nas("bench", A, B, "-p", "512,1024", "-n", "16", "-t", "1,2")
     assert done.code == 0
-    workloads = [(each.workload.prompt, each.workload.gen, each.workload.threads) for each in asked]
+    workloads = [(request.workload.prompt, request.workload.gen, request.workload.threads) for request in requests]
     assert workloads == [(512, 16, 1), (512, 16, 2), (1024, 16, 1), (1024, 16, 2)] * 2
-    assert [str(each.subject) for each in asked] == [A] * 4 + [B] * 4
-    assert len(done.out.splitlines()) == 1 + 2 * len(asked)
+    assert [str(request.subject) for request in requests] == [A] * 4 + [B] * 4
+    assert len(done.out.splitlines()) == 1 + 2 * len(requests)
 
 
 def test_formats_hold_the_same_figures() -> None:
@@ -72,7 +72,7 @@ def test_formats_hold_the_same_figures() -> None:
     assert (decode["test"], decode["sd_ts"], decode["low_ts"]) == ("tg128", "", "95.0")
     assert json.loads(nas("bench", A, "--json").out)["tokens_per_s"]["decode"]["value"] == 100.0
     both = json.loads(nas("bench", A, B, "--json").out)["results"]
-    assert [each["layout"] for each in both] == [A, B]
+    assert [result["layout"] for result in both] == [A, B]
 
 
 def test_one_result_is_shown_with_its_details() -> None:
@@ -91,6 +91,6 @@ def test_on_a_busy_machine_what_was_seen_comes_first(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("numbers", ["", "512,", "1e3", "-5", "a", "512 1024", "9" * 30])
-def test_what_is_no_list_of_numbers_is_refused(numbers: str, asked: list[BenchOptions]) -> None:
+def test_what_is_no_list_of_numbers_is_refused(numbers: str, requests: list[BenchOptions]) -> None:
     done = nas("bench", A, f"--prompt={numbers}")
-    assert done.code == 3 and "--prompt: whole numbers" in done.err and not asked
+    assert done.code == 3 and "--prompt: whole numbers" in done.err and not requests

@@ -34,13 +34,13 @@ BITS = {"big.gguf": 0.9, "near.gguf": 0.95, "small.gguf": 1.2}
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BenchOptions]:
+def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BenchOptions]:
     """Replaces the device; returns what it was asked for."""
-    found: list[BenchOptions] = []
+    requests: list[BenchOptions] = []
 
     def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Any]:
         for options in benches:
-            found.append(options)
+            requests.append(options)
             assert isinstance(options.subject, Path)
             yield report(options.subject.name, options.workload.threads)
 
@@ -51,21 +51,21 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BenchOptions]
     for name, _ in FIGURES:
         (tmp_path / name).write_bytes(b"model")
     monkeypatch.chdir(tmp_path)
-    return found
+    return requests
 
 
 def report(name: str, threads: int) -> dict[str, Any] | NasError:
     if (name, threads) not in FIGURES:
         return CandidateFailed("crash", "the runner died")
     value, sd = FIGURES[name, threads]
-    known = {"decode_p50": (value, sd, "ms"), "prefill_tps": (100.0, sd, "tok/s"), "peak_rss": (50.0, None, "MB"),
+    metrics = {"decode_p50": (value, sd, "ms"), "prefill_tps": (100.0, sd, "tok/s"), "peak_rss": (50.0, None, "MB"),
              "file_size": (SIZES.get(name, 40.0), None, "MB"), "ttft": (5.0, sd, "ms"),
              "decode_p95": (None, None, "ms")}  # fmt: skip
     figures = {
         name: {"value": value, "ci95": [value and value * (1 - 2 * (sd or 0)), value and value * (1 + 2 * (sd or 0))],
                "typical": value and value * SLOWED, "log_sd": sd, "shared_log_sd": None, "n": REPETITIONS,
                "unit": unit, "reason": None if value else "too few tokens"}
-        for name, (value, sd, unit) in known.items()
+        for name, (value, sd, unit) in metrics.items()
     }  # fmt: skip
     return {"device": {"id": "box"}, "figures": figures, "foreign_cpu": OTHERS}
 
@@ -73,17 +73,17 @@ def report(name: str, threads: int) -> dict[str, Any] | NasError:
 def order(*arguments: str) -> list[tuple[str, int, str]]:
     done = nas("compare", *arguments, "--json")
     assert done.code == 0, done.err
-    found = json.loads(done.out)["candidates"]
-    return [(each["file"], each["workload"]["threads"], each["verdict"]) for each in found]
+    candidates = json.loads(done.out)["candidates"]
+    return [(candidate["file"], candidate["workload"]["threads"], candidate["verdict"]) for candidate in candidates]
 
 
-def test_every_file_is_measured_with_every_setting(asked: list[BenchOptions]) -> None:
+def test_every_file_is_measured_with_every_setting(requests: list[BenchOptions]) -> None:
     done = nas("compare", "small.gguf", "other.pte", "-t", "1,2", "--context", "0,4096", "--kv", "f16,q8_0", "-p", "64")
     assert done.code == 0, done.err
-    settings = [(each.workload.threads, each.workload.context, each.workload.kv_type) for each in asked]
-    wanted = [(t, c, k) for t in (1, 2) for c in (0, 4096) for k in ("f16", "q8_0")]
-    assert settings == wanted * 2
-    assert [each.runtime for each in asked] == ["llama.cpp"] * 8 + ["executorch"] * 8
+    settings = [(request.workload.threads, request.workload.context, request.workload.kv_type) for request in requests]
+    expected = [(t, c, k) for t in (1, 2) for c in (0, 4096) for k in ("f16", "q8_0")]
+    assert settings == expected * 2
+    assert [request.runtime for request in requests] == ["llama.cpp"] * 8 + ["executorch"] * 8
     assert len(done.out.splitlines()) == 1 + 16 + 1
 
 
@@ -96,9 +96,9 @@ def test_what_keeps_the_budget_comes_first() -> None:
 
 def test_with_text_the_fewest_bits_come_first_among_those_that_keep_it(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
-    given = ("big.gguf", "small.gguf", "other.pte", "-t", "1,2", "-b", "decode_p50<=20ms", "-c", "text.txt")
-    assert order(*given)[0] == ("big.gguf", 2, "kept")
-    done = nas("compare", *given)
+    arguments = ("big.gguf", "small.gguf", "other.pte", "-t", "1,2", "-b", "decode_p50<=20ms", "-c", "text.txt")
+    assert order(*arguments)[0] == ("big.gguf", 2, "kept")
+    done = nas("compare", *arguments)
     last = done.out.splitlines()[-1]
     assert last == (
         "Best on box: big.gguf with 2 threads, f16 cache, 768 tokens, which keeps decode_p50 <= 20 ms:"
@@ -219,11 +219,11 @@ def test_a_file_that_cannot_score_text_is_never_the_best(
     monkeypatch.setattr("nas.measure.runtimes.llama_cpp.binding.bits_per_byte", bits)
     (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
     for files in (("small.gguf", "big.gguf"), ("big.gguf", "small.gguf")):
-        given = (*files, "-c", "text.txt", "-b", "decode_p50<=20ms")
-        assert order(*given) == [("big.gguf", 1, "broken"), ("small.gguf", 1, "failed")]
-        failed = json.loads(nas("compare", *given, "--json").out)["candidates"][1]
+        arguments = (*files, "-c", "text.txt", "-b", "decode_p50<=20ms")
+        assert order(*arguments) == [("big.gguf", 1, "broken"), ("small.gguf", 1, "failed")]
+        failed = json.loads(nas("compare", *arguments, "--json").out)["candidates"][1]
         assert failed["bits_per_byte"] is None and failed["failure"] == str(error)
-        assert str(error) in nas("compare", *given).out
+        assert str(error) in nas("compare", *arguments).out
 
 
 @pytest.mark.parametrize("options", [(), ("-f", "csv"), ("-f", "md"), ("--json",)])
@@ -281,11 +281,11 @@ def test_formats_hold_the_same_figures() -> None:
     ],
 )
 def test_bad_input_is_refused(
-    arguments: tuple[str, ...], error: str, tmp_path: Path, asked: list[BenchOptions]
+    arguments: tuple[str, ...], error: str, tmp_path: Path, requests: list[BenchOptions]
 ) -> None:
     (tmp_path / "text.txt").write_text("text")
     done = nas("compare", *arguments)
-    assert done.code == 3 and error in done.err and not asked
+    assert done.code == 3 and error in done.err and not requests
 
 
 MADE = {"big.gguf": ("source", 0.0, 0.9), "near.gguf": ("q5_k_m", 0.02, 0.907), "small.gguf": ("q4_0", 0.3, 0.98)}
@@ -299,7 +299,7 @@ def texts() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, texts: list[tuple[str, str]]) -> list[Path]:
+def compared_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, texts: list[tuple[str, str]]) -> list[Path]:
     """Replaces files of types; returns those that were compared with the source."""
     compared: list[Path] = []
 
@@ -339,19 +339,19 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, texts: list[tuple[str,
     ],
 )  # fmt: skip
 def test_types_of_one_file_are_compared_with_it(
-    arguments: tuple[str, ...], best: str, why: str, made: list[Path]
+    arguments: tuple[str, ...], best: str, why: str, compared_files: list[Path]
 ) -> None:
     done = nas("compare", "big.gguf", "--types", "q5_k_m,q4_0", "-c", "text.txt", "-t", "1", *arguments)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[-2].startswith(f"Best on box: {best}") and lines[-2].endswith(f"{why}."), lines[-2]
     assert lines[-1] == f"It is {best}"
-    assert len(made) == 3 and "KL (95 %)" in lines[0] and "0.018 to 0.022" in done.out
+    assert len(compared_files) == 3 and "KL (95 %)" in lines[0] and "0.018 to 0.022" in done.out
 
 
 @pytest.mark.parametrize("option", ["--importance", "--no-importance"])
 def test_an_importance_matrix_is_of_text_that_compares_nothing(
-    option: str, made: list[Path], texts: list[tuple[str, str]], tmp_path: Path
+    option: str, compared_files: list[Path], texts: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     words = [f"word {number}" for number in range(1000)]
     (tmp_path / "text.txt").write_text("\n".join(words))
@@ -362,7 +362,9 @@ def test_an_importance_matrix_is_of_text_that_compares_nothing(
     assert importance_from == (before if option == "--importance" else "")
 
 
-def test_an_interrupt_keeps_the_types_that_were_compared(made: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_keeps_the_types_that_were_compared(
+    compared_files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Any]:
         for options in benches[:2]:
             assert isinstance(options.subject, Path)

@@ -35,23 +35,23 @@ def _doctor(*args: str) -> tuple[int, dict[str, dict[str, str]]]:
 
 
 def test_doctor_finds_the_missing_build_and_names_its_remedy() -> None:
-    code, found = _doctor()
+    code, checks = _doctor()
     assert code == 1
-    assert found["llama.cpp"]["status"] == "failure"
-    assert "nas runtime build llama.cpp" in found["llama.cpp"]["fix"]
-    assert found["home"]["status"] == found["cache"]["status"] == "ok"
+    assert checks["llama.cpp"]["status"] == "failure"
+    assert "nas runtime build llama.cpp" in checks["llama.cpp"]["fix"]
+    assert checks["home"]["status"] == checks["cache"]["status"] == "ok"
 
 
 def test_doctor_looks_at_executorch_and_does_not_insist_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, found = _doctor()
-    assert found["executorch"]["status"] == "ok" and "torchao" in found["executorch"]["detail"]
-    assert found["et-runner"]["status"] == "warning"
-    assert found["et-runner"]["fix"] == "run `nas runtime build executorch`"
+    _, checks = _doctor()
+    assert checks["executorch"]["status"] == "ok" and "torchao" in checks["executorch"]["detail"]
+    assert checks["et-runner"]["status"] == "warning"
+    assert checks["et-runner"]["fix"] == "run `nas runtime build executorch`"
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1" if name == "torchao" else version(name))
-    _, found = _doctor()
-    assert found["executorch"]["status"] == "warning"
-    assert "torchao 0.1 instead of 0." in found["executorch"]["detail"]
+    _, checks = _doctor()
+    assert checks["executorch"]["status"] == "warning"
+    assert "torchao 0.1 instead of 0." in checks["executorch"]["detail"]
 
     def missing(name: str) -> str:
         if name == "executorch":
@@ -59,22 +59,22 @@ def test_doctor_looks_at_executorch_and_does_not_insist_on_it(monkeypatch: pytes
         return version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    _, found = _doctor()
-    assert (found["executorch"]["status"], found["executorch"]["detail"]) == ("warning", "not installed: executorch")
-    assert ".[executorch]" in found["executorch"]["fix"]
-    assert "et-runner" not in found
+    _, checks = _doctor()
+    assert (checks["executorch"]["status"], checks["executorch"]["detail"]) == ("warning", "not installed: executorch")
+    assert ".[executorch]" in checks["executorch"]["fix"]
+    assert "et-runner" not in checks
 
 
 def test_everything_that_is_not_ok_has_a_remedy() -> None:
-    _, found = _doctor()
-    for check in found.values():
+    _, checks = _doctor()
+    for check in checks.values():
         assert (check["fix"] is None) == (check["status"] == "ok"), check
 
 
 def test_text_has_a_line_for_every_check() -> None:
     done = nas("doctor")
-    _, found = _doctor()
-    assert [line.split()[1] for line in done.out.splitlines() if "fix:" not in line] == list(found)
+    _, checks = _doctor()
+    assert [line.split()[1] for line in done.out.splitlines() if "fix:" not in line] == list(checks)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_doctor_warns_of_a_processor_that_is_slowed_down(changes: dict[str, str]
 
 
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("files", "expected"),
     [
         ({}, {}),
         ({"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/cpu.max": "max 100000\n"}, {}),
@@ -103,59 +103,59 @@ def test_doctor_warns_of_a_processor_that_is_slowed_down(changes: dict[str, str]
         ({"/proc/self/cgroup": "nonsense", "/sys/fs/cgroup/cpu.max": "0 0 x"}, {}),
     ],
 )  # fmt: skip
-def test_doctor_sees_the_limits_of_a_container(files: dict[str, str], found: dict[str, str]) -> None:
+def test_doctor_sees_the_limits_of_a_container(files: dict[str, str], expected: dict[str, str]) -> None:
     findings = {finding.name: finding for finding in doctor._container(FakeReader(files))}
-    assert findings.keys() == found.keys()
-    for name, text in found.items():
+    assert findings.keys() == expected.keys()
+    for name, text in expected.items():
         assert findings[name].status == "warning" and text in findings[name].detail and findings[name].fix
 
 
 def test_doctor_sees_a_folder_that_cannot_be_written(home: Path) -> None:
     home.write_text("a file where a folder should be")
-    _, found = _doctor()
-    assert found["home"]["status"] == "failure"
-    assert "NAS_HOME" in found["home"]["fix"]
+    _, checks = _doctor()
+    assert checks["home"]["status"] == "failure"
+    assert "NAS_HOME" in checks["home"]["fix"]
 
 
 def test_doctor_sees_a_file_that_is_no_database(tmp_path: Path) -> None:
     other = tmp_path / "other.db"
     other.write_text("not a database at all, but long enough to be read as one " * 10)
-    _, found = _doctor("--db", f"sqlite:///{other}")
-    assert found["database"]["status"] == "failure"
+    _, checks = _doctor("--db", f"sqlite:///{other}")
+    assert checks["database"]["status"] == "failure"
 
 
 def test_little_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "FREE_DISK_GB", 1e9)
-    _, found = _doctor()
-    assert found["disk"]["status"] == "warning"
+    _, checks = _doctor()
+    assert checks["disk"]["status"] == "warning"
 
 
 @pytest.mark.parametrize(("limit", "check"), [("FREE_SHARED_MB", "shm"), ("FEW_FILES", "files")])
 def test_a_low_limit_is_a_warning(limit: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, limit, 1e12)
-    _, found = _doctor()
-    assert found[check]["status"] == "warning"
+    _, checks = _doctor()
+    assert checks[check]["status"] == "warning"
 
 
 def test_a_database_on_a_network_file_system_is_a_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store.open().close()
     mounts = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(home), fstype="nfs4")]
     monkeypatch.setattr("psutil.disk_partitions", lambda all: mounts)
-    _, found = _doctor()
-    assert found["database"]["status"] == "warning" and "nfs4" in found["database"]["detail"]
+    _, checks = _doctor()
+    assert checks["database"]["status"] == "warning" and "nfs4" in checks["database"]["detail"]
 
 
 def test_a_long_folder_of_temporary_files_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/" + "x" * 60)
-    _, found = _doctor()
-    assert found["tmpdir"]["status"] == "failure" and "set RAY_TMPDIR" in found["tmpdir"]["fix"]
+    _, checks = _doctor()
+    assert checks["tmpdir"]["status"] == "failure" and "set RAY_TMPDIR" in checks["tmpdir"]["fix"]
 
 
 def test_without_a_home_folder_the_other_checks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_HOME", "~nobody-of-that-name/x")
-    code, found = _doctor()
-    assert code == 1 and {"packages", "cache", "clock", "memory"} <= set(found)
-    assert found["home"]["status"] == found["database"]["status"] == "failure"
+    code, checks = _doctor()
+    assert code == 1 and {"packages", "cache", "clock", "memory"} <= set(checks)
+    assert checks["home"]["status"] == checks["database"]["status"] == "failure"
 
 
 def test_a_check_that_fails_itself_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +163,8 @@ def test_a_check_that_fails_itself_is_a_finding(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("no such clock")
 
     monkeypatch.setattr(doctor, "_clock", broken)
-    _, found = _doctor()
-    assert found["clock"]["detail"] == "RuntimeError: no such clock" and "cores" in found
+    _, checks = _doctor()
+    assert checks["clock"]["detail"] == "RuntimeError: no such clock" and "cores" in checks
 
 
 def test_packages_of_an_extra_are_named_with_the_line_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,12 +177,12 @@ def test_packages_of_an_extra_are_named_with_the_line_that_installs_them(monkeyp
         return version(name)
 
     monkeypatch.setattr(doctor, "version", lacking)
-    _, found = _doctor()
+    _, checks = _doctor()
     assert (
-        found["corpora"]["status"] == "ok"
-        and "pyarrow: pip install '.[corpora]' in a checkout" in found["corpora"]["detail"]
+        checks["corpora"]["status"] == "ok"
+        and "pyarrow: pip install '.[corpora]' in a checkout" in checks["corpora"]["detail"]
     )
-    assert (found["packages"]["status"], found["packages"]["fix"]) == (
+    assert (checks["packages"]["status"], checks["packages"]["fix"]) == (
         "failure",
         "pip install '.[search]' in a checkout",
     )
@@ -286,17 +286,17 @@ def test_bench_of_a_file_takes_the_build_that_loads_it(
     """The same as of the layout that it was made from."""
     path = tmp_path / "m.gguf"
     assert nas("export", layout, "-o", str(path)).code == 0
-    asked: list[RuntimeSpace] = []
+    specs: list[RuntimeSpace] = []
 
     async def target(self: Calibrator, device: str, spec: RuntimeSpace, saved: object) -> None:
-        asked.append(spec)
+        specs.append(spec)
         raise InfrastructureFailed("no device here")
 
     monkeypatch.setattr(Calibrator, "target", target)
     monkeypatch.setattr("nas.measure.protocol.bench.open_farm", lambda store: nullcontext(_NoFarm()))
     for subject in (str(path), layout):
         assert "no device here" in nas("bench", subject).err
-    assert [spec.build for spec in asked] == [build, build]
+    assert [spec.build for spec in specs] == [build, build]
 
 
 class _NoFarm:

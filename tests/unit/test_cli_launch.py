@@ -32,18 +32,18 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 def ends_with(state: StudyState, monkeypatch: pytest.MonkeyPatch) -> list[LaunchOptions]:
     """Replaces the search by one that ends at once; returns the options of each call."""
-    asked: list[LaunchOptions] = []
+    calls: list[LaunchOptions] = []
 
     def search(options: LaunchOptions, *callbacks: object) -> StudyState:
-        asked.append(options)
+        calls.append(options)
         return state
 
     monkeypatch.setattr("nas.cli.launch.launch", search)
-    return asked
+    return calls
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ends_with(StudyState.COMPLETE, monkeypatch)
+    calls = ends_with(StudyState.COMPLETE, monkeypatch)
     text = nas("launch", "--space", "lfm2-demo", "--dry-run", "--trials", "8").out
     space = load_space("lfm2-demo")
     assert "at most 8 + 2 references" in text
@@ -56,15 +56,15 @@ def test_dry_run_prints_the_plan_and_starts_nothing(monkeypatch: pytest.MonkeyPa
     assert f"the front and 2 references at the top rung, {len(seeds)} fresh seeds" in text
     plan = json.loads(nas("launch", "--space", "lfm2-demo", "--study", "x", "--dry-run", "--json").out)
     assert (plan["study"], plan["space"]) == ("x", "lfm2-demo")
-    assert asked == []
+    assert calls == []
 
 
 def test_options_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    (asked,) = [ends_with(StudyState.COMPLETE, monkeypatch)]
+    (calls,) = [ends_with(StudyState.COMPLETE, monkeypatch)]
     args = ("--study", "first", "--resume", "--trials", "7", "--workers", "1", "--yes")
     args += ("--warm-start", "one", "--warm-start", "two", "--ray-address", "auto", "--train-gpus", "0.5")
     assert nas("launch", "--space", "lfm2-demo", *args).code == 0
-    (options,) = asked
+    (options,) = calls
     assert (options.study, options.resume, options.trials) == ("first", True, 7)
     assert options.workers == 1
     assert (options.warm_start, options.train_gpus) == (("one", "two"), 0.5)

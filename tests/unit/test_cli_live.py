@@ -34,8 +34,8 @@ def lab(tmp_path: Path) -> LiveLab:
     return lab
 
 
-def progress(lab: LiveLab, left: Estimate | None = LEFT) -> Progress:
-    return Progress(Snapshots(lab.store).get("study"), 65.0, left)
+def progress(lab: LiveLab, estimate: Estimate | None = LEFT) -> Progress:
+    return Progress(Snapshots(lab.store).get("study"), 65.0, estimate)
 
 
 def test_line_has_counts_hypervolume_and_time_left(lab: LiveLab) -> None:

@@ -126,15 +126,17 @@ def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+    ("variables", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
 )
-def test_threads_of_torch_sleep_soon_unless_variables_say_otherwise(given: dict[str, str], spins: str | None) -> None:
+def test_threads_of_torch_sleep_soon_unless_variables_say_otherwise(
+    variables: dict[str, str], spins: str | None
+) -> None:
     environment = {
         name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     }
     script = "import os, sys; sys.argv = ['nas', '--version']; import nas.cli.main as m\ntry: m.main()\n"
     show = "except SystemExit: print(os.environ.get('GOMP_SPINCOUNT'))"
     done = subprocess.run(
-        [sys.executable, "-c", script + show], env=environment | given, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script + show], env=environment | variables, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == str(spins)

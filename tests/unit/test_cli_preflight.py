@@ -23,36 +23,36 @@ AFTER = Sample(
 
 def test_the_three_busiest_names_are_told() -> None:
     samples, waited = [BEFORE, AFTER], list[float]()
-    found = load(lambda: samples.pop(0), waited.append)
+    usage = load(lambda: samples.pop(0), waited.append)
     assert waited == [2.0]
-    assert found.cores == pytest.approx(1.8), "its own time does not count"
-    assert [(name, pytest.approx(cores)) for name, cores in found.processes] == [
+    assert usage.cores == pytest.approx(1.8), "its own time does not count"
+    assert [(name, pytest.approx(cores)) for name, cores in usage.processes] == [
         ("python", 0.9), ("chrome", 0.4), ("sshd", 0.15),
     ]  # fmt: skip
-    assert found.busy and found.text.startswith(
-        f"other processes use 1.8 of {found.of} cores (python 0.9, chrome 0.4, "
+    assert usage.busy and usage.text.startswith(
+        f"other processes use 1.8 of {usage.of} cores (python 0.9, chrome 0.4, "
     )
 
 
 def test_a_calm_machine_has_no_names() -> None:
     samples = [BEFORE, Sample(102.0, 50.1, 1.1, BEFORE.processes)]
-    found = load(lambda: samples.pop(0), lambda seconds: None)
-    assert not found.busy and found.processes == ()
+    usage = load(lambda: samples.pop(0), lambda seconds: None)
+    assert not usage.busy and usage.processes == ()
 
 
 def test_a_process_that_is_busy_is_named() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
-            found = load(seconds=1.0)
+            usage = load(seconds=1.0)
         finally:
             busy.kill()
-    assert found.cores > 0.05
-    assert any(name.startswith("python") for name, _ in found.processes), found
+    assert usage.cores > 0.05
+    assert any(name.startswith("python") for name, _ in usage.processes), usage
 
 
 def test_a_launch_tells_it_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "load", lambda: Load(1.84, 2, (("python", 0.9), ("chrome", 0.6))))
     done = nas("launch", "--space", "lfm2-demo", "--dry-run")
     assert done.code == 0
-    told = "other processes use 1.8 of 2 cores (python 0.9, chrome 0.6): intervals will be wider"
-    assert told in " ".join(done.out.split())
+    message = "other processes use 1.8 of 2 cores (python 0.9, chrome 0.6): intervals will be wider"
+    assert message in " ".join(done.out.split())

@@ -13,18 +13,18 @@ from nas.train.adapt.quantise import MOST_BYTES, KlLimit, Quantised, QuantiseReq
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[QuantiseRequest]:
+def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[QuantiseRequest]:
     """Replaces the quantiser by one whose file has a divergence of 0.25; returns what it was asked for."""
-    found: list[QuantiseRequest] = []
+    requests: list[QuantiseRequest] = []
 
     class Given:
         def __init__(self, request: QuantiseRequest, *_: object) -> None:
-            found.append(request)
+            requests.append(request)
 
         def choose(self, destination: Path) -> Quantised:
             divergence = Divergence([0.1875, 0.3125] * 4, [1.0], [1], [1.0])
             score = Score.of("chosen", 100, divergence)
-            checks = [KlLimit("kl", found[-1].kl or 1.0).check(divergence)]
+            checks = [KlLimit("kl", requests[-1].kl or 1.0).check(divergence)]
             return Quantised({Slot("attn_q", 0): "q4_0"}, {"kl": 0.1}, score, [], checks)
 
     monkeypatch.setattr("nas.train.adapt.quantise.Quantiser", Given)
@@ -33,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[QuantiseReque
     monkeypatch.chdir(tmp_path)
     for name in ("alpha", "omega"):
         Path(name).write_text(f"{name} " * (MOST_BYTES // 2))
-    return found
+    return requests
 
 
 def quantise(*options: str) -> tuple[int, str, str]:
@@ -52,23 +52,23 @@ def quantise(*options: str) -> tuple[int, str, str]:
     ],
 )
 def test_what_cannot_be_done_is_refused_at_the_start(
-    options: tuple[str, ...], error: str, asked: list[QuantiseRequest]
+    options: tuple[str, ...], error: str, requests: list[QuantiseRequest]
 ) -> None:
-    code, _, told = quantise(*options)
-    assert code == 3 and error in told and not asked
+    code, _, message = quantise(*options)
+    assert code == 3 and error in message and not requests
 
 
-def test_texts_have_as_much_of_every_source(asked: list[QuantiseRequest]) -> None:
+def test_texts_have_as_much_of_every_source(requests: list[QuantiseRequest]) -> None:
     assert quantise("-b", "file_size<=1MB")[0] == 0
-    (request,) = asked
+    (request,) = requests
     for text in (request.importance_from, request.chosen_on, request.decided_on, request.reported_on):
         counts = [text.count(name) for name in ("alpha", "omega")]
         assert len(text) == pytest.approx(MOST_BYTES, rel=1e-3) and counts[0] == pytest.approx(counts[1], rel=1e-3)
 
 
-def test_a_budget_of_divergence_is_told_as_any_other(asked: list[QuantiseRequest]) -> None:
+def test_a_budget_of_divergence_is_told_as_any_other(requests: list[QuantiseRequest]) -> None:
     options = ("-b", "kl<=0.1", "--minimise", "file_size")
-    _, told, warned = quantise(*options)
-    assert "broken: 0.25" in told and "it breaks kl <= 0.1 nats/token" in warned
+    _, output, warnings = quantise(*options)
+    assert "broken: 0.25" in output and "it breaks kl <= 0.1 nats/token" in warnings
     (budget,) = json.loads(quantise(*options, "--json")[1])["budgets"]
     assert (budget["budget"], budget["verdict"], budget["value"]) == ("kl <= 0.1 nats/token", "broken", 0.25)

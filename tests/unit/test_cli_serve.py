@@ -17,12 +17,12 @@ from nas.serve.dashboard.access import AccessRules
 
 def test_roles_are_given_by_name() -> None:
     assert proxy_roles([]) == {}
-    given = ["ann=admin", "bob=operate", "cn=carol,ou=lab=read"]
-    assert proxy_roles(given) == {"ann": Role.ADMIN, "bob": Role.OPERATE, "cn=carol,ou=lab": Role.READ}
+    roles = ["ann=admin", "bob=operate", "cn=carol,ou=lab=read"]
+    assert proxy_roles(roles) == {"ann": Role.ADMIN, "bob": Role.OPERATE, "cn=carol,ou=lab": Role.READ}
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("roles", "problem"),
     [
         (["ann"], "is not USER=ROLE"),
         (["=admin"], "is not USER=ROLE"),
@@ -30,9 +30,9 @@ def test_roles_are_given_by_name() -> None:
         (["ann=read", "ann=admin"], "already has role read"),
     ],
 )
-def test_malformed_roles_are_rejected(given: list[str], problem: str) -> None:
+def test_malformed_roles_are_rejected(roles: list[str], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
-        proxy_roles(given)
+        proxy_roles(roles)
 
 
 def test_roles_without_a_proxy_are_refused() -> None:

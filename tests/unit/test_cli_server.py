@@ -92,9 +92,9 @@ def test_a_server_with_another_certificate_is_rejected(
     lab: Lab, server: str, certificates: Certificates, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
-    kept = json.loads(servers_file().read_text())
-    kept["servers"][server]["ca_pem"] = Certificates(tmp_path / "other").ca_pem
-    servers_file().write_text(json.dumps(kept))
+    content = json.loads(servers_file().read_text())
+    content["servers"][server]["ca_pem"] = Certificates(tmp_path / "other").ca_pem
+    servers_file().write_text(json.dumps(content))
     done = nas("device", "list")
     assert done.code == 1, "another try cannot help"
     assert "no certificate of the authority that was pinned" in done.err
@@ -153,17 +153,17 @@ def test_devices_are_shown_and_managed_as_with_a_database(lab: Lab, server: str)
     devices.register(lab.store, "local", [devices.get(lab.store, "box").device], boot_id="boot")
     database = str(lab.store.engine.url)
     for command in (("device", "list"), ("device", "show", "box"), ("device", "check", "box")):
-        there = nas(*command, "--json")
-        assert there.code == 0, there.err
+        server_answer = nas(*command, "--json")
+        assert server_answer.code == 0, server_answer.err
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("NAS_SERVER")
-            here = nas(*command, "--json", "--db", database)
-        assert json.loads(there.out) == json.loads(here.out)
+            database_answer = nas(*command, "--json", "--db", database)
+        assert json.loads(server_answer.out) == json.loads(database_answer.out)
     assert nas("device", "name", "box", "desk").out.split() == ["device", "box", "name", "desk"]
     assert nas("device", "tag", "box", "fast", "lab").code == 0
-    found = nas("device", "show", "tag:lab", "--json")
-    assert found.code == 0, found.err
-    assert json.loads(found.out)["id"] == "box"
+    answer = nas("device", "show", "tag:lab", "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["id"] == "box"
     unknown = nas("device", "show", "tag:lap")
     assert unknown.code == 3 and "did you mean 'lab'?" in unknown.err
     noted = nas("device", "note", "box", "new battery").out
@@ -203,12 +203,12 @@ def test_scripts_read_the_tables_of_a_study(
     space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
     study = studies.create(lab.store, "phones", space, seed=0, version="0")
     (first,) = trials.propose(lab.store, study.id, [proposal(128)])
-    with Server(server) as found:
-        assert [each["study"] for each in found.studies()] == ["phones"]
-        assert found.front("phones") == found.measurements("phones") == []
-        (row,) = found.trials("phones")
+    with Server(server) as client:
+        assert [entry["study"] for entry in client.studies()] == ["phones"]
+        assert client.front("phones") == client.measurements("phones") == []
+        (row,) = client.trials("phones")
         assert (row["trial"], row["state"], row["layout"]) == (first.number, "proposed", row["layout"])
-        csv = found.download("phones", "trials", "csv").decode()
+        csv = client.download("phones", "trials", "csv").decode()
         assert csv.splitlines()[0].startswith("trial,state,rung") and len(csv.splitlines()) == 2
     listed = json.loads(nas("study", "trials", "phones", "--json").out)["trials"]
     assert listed == [row]
@@ -334,8 +334,8 @@ def test_ctrl_c_detaches_and_says_how_to_follow_again(
 def test_follow_starts_now_unless_all_is_asked_for(lab: Lab, server: str) -> None:
     number = studies.create(lab.store, "mine", {"name": "tiny"}, seed=0, version="0").id
     trials.propose(lab.store, number, [proposal(32)])
-    known = {"rung": "short", "value": 1.0213, "per_group": {}, "sd": 0.012, "n_seeds": 2}
-    trials.add_event(lab.store, number, 0, EventKind.PROGRESS, {"what": "quality", "rung": 0, "quality": known})
+    quality = {"rung": "short", "value": 1.0213, "per_group": {}, "sd": 0.012, "n_seeds": 2}
+    trials.add_event(lab.store, number, 0, EventKind.PROGRESS, {"what": "quality", "rung": 0, "quality": quality})
     trials.add_event(lab.store, number, 0, EventKind.FAILED, {"reason": "crash"})
     studies.set_state(lab.store, number, StudyState.STOPPED)
     lines = {options: nas("study", "follow", "mine", *options).err.splitlines() for options in ((), ("--from-start",))}
@@ -378,5 +378,5 @@ def test_agents_are_listed_and_revoked(lab: Lab, server: str) -> None:
         "agent\taccess\tlast seen\tdevices", "lab-1\tenrolled\tnever\t", f"local\tlocal\t{when(1000.0)}\tbox",
     ]  # fmt: skip
     assert nas("agent", "revoke", "lab-1").code == 0
-    found = json.loads(nas("agent", "list", "--json").out)["agents"]
-    assert [(agent["name"], agent["access"]) for agent in found] == [("lab-1", "revoked"), ("local", "local")]
+    listing = json.loads(nas("agent", "list", "--json").out)["agents"]
+    assert [(agent["name"], agent["access"]) for agent in listing] == [("lab-1", "revoked"), ("local", "local")]

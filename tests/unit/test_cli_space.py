@@ -15,8 +15,8 @@ from nas.search.spaces import list_spaces, load_space, space_key
 
 
 def test_list_names_the_packaged_spaces() -> None:
-    found = json.loads(nas("space", "list", "--json").out)["spaces"]
-    assert {space["name"]: space["doc"] for space in found} == list_spaces()
+    spaces = json.loads(nas("space", "list", "--json").out)["spaces"]
+    assert {space["name"]: space["doc"] for space in spaces} == list_spaces()
     lines = nas("space", "list").out.splitlines()
     assert [line.split("\t")[0] for line in lines] == ["space", *list_spaces()]
 
@@ -50,8 +50,8 @@ def test_support_counts_every_sampled_layout() -> None:
 
 def test_support_distinguishes_refused_and_patched_layouts(tmp_path: Path) -> None:
     def support(space: str) -> dict[str, Any]:
-        (found,) = json.loads(nas("space", "show", space, "--support", "--json").out)["support"]
-        return dict(found)
+        (record,) = json.loads(nas("space", "show", space, "--support", "--json").out)["support"]
+        return dict(record)
 
     text = Path(str(load_space.__code__.co_filename)).with_name("lfm2-mixed-demo.yaml").read_text()
     on_stock = tmp_path / "on-stock.yaml"
@@ -66,15 +66,15 @@ def test_support_of_each_layout_by_each_runtime(tmp_path: Path) -> None:
     text = Path(str(load_space.__code__.co_filename)).with_name("lfm2-two-runtimes-demo.yaml").read_text()
     odd = tmp_path / "odd.yaml"
     odd.write_text(text.replace("width: [1024, 1280", "width: [1040, 1280"))
-    found = json.loads(nas("space", "show", str(odd), "--support", "--json").out)
-    llama_cpp, executorch = found["support"]
+    report = json.loads(nas("space", "show", str(odd), "--support", "--json").out)
+    llama_cpp, executorch = report["support"]
     assert (llama_cpp["admitted"], llama_cpp["runtime"], executorch["runtime"]) == (200, "llama.cpp", "executorch")
-    for row in found["layouts"]:
+    for row in report["layouts"]:
         wide = "swiglu:1040" in row["layout"]
         assert row["runtimes"]["llama.cpp"]["verdict"] == "stock"
         assert (row["runtimes"]["executorch"]["verdict"] == "no") == wide == (not row["admitted"])
         assert any("groups of 32" in reason for reason in row["runtimes"]["executorch"]["reasons"]) == wide
-    admitted = sum(row["admitted"] for row in found["layouts"])
+    admitted = sum(row["admitted"] for row in report["layouts"])
     assert 0 < admitted == executorch["admitted"] < 200
     shown = nas("space", "show", str(odd), "--support").out
     assert f"all 2 runtimes: {admitted} of 200 sampled layouts run on each" in shown

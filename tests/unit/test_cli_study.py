@@ -48,28 +48,28 @@ def test_list() -> None:
 
 def test_the_list_is_filtered() -> None:
     assert len(nas("study", "list", "--text", "FIR", "--space", "lfm2-demo", "--state", "new").out.splitlines()) == 2
-    for wanted in (("--text", "x"), ("--space", "lfm2"), ("--state", "failed")):
-        assert nas("study", "list", *wanted).out.splitlines() == ["study\tspace\tstate\ttrials\treason"]
+    for options in (("--text", "x"), ("--space", "lfm2"), ("--state", "failed")):
+        assert nas("study", "list", *options).out.splitlines() == ["study\tspace\tstate\ttrials\treason"]
 
 
 def test_trials_and_their_states() -> None:
-    found = json.loads(nas("study", "trials", "first", "--json").out)["trials"]
-    assert [row["layout"] for row in found] == list(LAYOUTS)
-    assert [row["state"] for row in found] == ["proposed", "failed"]
-    assert all(row["params_total"] and row["quality"] is None for row in found), "with figures, as from a coordinator"
+    rows = json.loads(nas("study", "trials", "first", "--json").out)["trials"]
+    assert [row["layout"] for row in rows] == list(LAYOUTS)
+    assert [row["state"] for row in rows] == ["proposed", "failed"]
+    assert all(row["params_total"] and row["quality"] is None for row in rows), "with figures, as from a coordinator"
     (failed,) = json.loads(nas("study", "trials", "first", "--state", "failed", "--json").out)["trials"]
     assert (failed["trial"], failed["reason"]) == (1, "crash")
     assert len(nas("study", "trials", "first").out.splitlines()) == 3
 
 
 def test_effects_and_why_there_are_no_slices() -> None:
-    told = nas("study", "effects", "first")
-    assert told.out.splitlines() == [
+    outcome = nas("study", "effects", "first")
+    assert outcome.out.splitlines() == [
         "knob\ttried\tquality\tlatency [%]\tmemory [%]",
         "conv layers\t4 to 5\tnot known\tnot known\tnot known",
         "gqa layers\t1 to 2\tnot known\tnot known\tnot known",
     ]
-    assert "no slices: they need a front" in told.err
+    assert "no slices: they need a front" in outcome.err
     assert json.loads(nas("study", "effects", "first", "--json").out)["slices"] == []
 
 
@@ -151,10 +151,10 @@ def test_the_ending_of_an_exported_file_says_its_format(tmp_path: Path, name: st
 def test_replay_names_the_proposals_that_differ() -> None:
     done = nas("study", "replay", "first", "--json")
     assert done.code == 1
-    found = json.loads(done.out)
-    assert found["proposals"] == 2
+    replay = json.loads(done.out)
+    assert replay["proposals"] == 2
     # Nobody proposed these layouts: the test wrote them.
-    assert [line.split(":")[0] for line in found["differences"]] == ["trial 0", "trial 1"]
+    assert [line.split(":")[0] for line in replay["differences"]] == ["trial 0", "trial 1"]
 
 
 def test_import_rejects_other_files(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from nas.train.compare import compare
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[compare.CompareOptions]:
+def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[compare.CompareOptions]:
     """What the command asks for; it is answered with a record that was measured before."""
     seen: list[compare.CompareOptions] = []
 
@@ -30,20 +30,20 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[compare.Compa
     return seen
 
 
-def test_options_are_passed_on(asked: list[compare.CompareOptions]) -> None:
+def test_options_are_passed_on(requests: list[compare.CompareOptions]) -> None:
     outcome = nas(
         "family", "compare", "--family", "demo", "--class", "350M", "--class", "1B", "--layout", "LFM2-350M",
         "--reference", "Qwen3-0.6B", "-d", "phone", "-t", "4", "--reps", "5", "--no-flash-attn",
         "--replicate", "2",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    (options,) = asked
+    (options,) = requests
     assert options.models == compare.ModelSelection("demo", ("Qwen3-0.6B",), ("LFM2-350M",), ("350M", "1B"))
     assert (options.device, options.threads, options.repetitions, options.replicate) == ("phone", 4, 5, 2)
     assert not options.flash_attn
 
 
-def test_tables_go_to_stdout_and_explanations_to_stderr(asked: list[compare.CompareOptions]) -> None:
+def test_tables_go_to_stdout_and_explanations_to_stderr(requests: list[compare.CompareOptions]) -> None:
     outcome = nas("family", "compare", "--family", "demo")
     assert "LFM2-350M\tGranite-4.0-350M\t2.00 / 2.02 / 1.37" in outcome.out
     assert "demo-350M (member)\t350M\t300" in outcome.out
@@ -51,24 +51,24 @@ def test_tables_go_to_stdout_and_explanations_to_stderr(asked: list[compare.Comp
     assert "why" in outcome.err
 
 
-def test_json_is_the_record(asked: list[compare.CompareOptions]) -> None:
+def test_json_is_the_record(requests: list[compare.CompareOptions]) -> None:
     outcome = nas("family", "compare", "--family", "demo", "--json")
     assert Comparison.model_validate(json.loads(outcome.out)) == record(MEMBER, LFM2, GRANITE, GONE)
 
 
-def test_the_plot_is_drawn(asked: list[compare.CompareOptions], tmp_path: Path) -> None:
+def test_the_plot_is_drawn(requests: list[compare.CompareOptions], tmp_path: Path) -> None:
     outcome = nas("family", "compare", "--family", "demo", "--plot", str(tmp_path / "speed.svg"))
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "speed.svg").stat().st_size > 0
 
 
-def test_an_unknown_plot_format_is_refused_before_anything_is_measured(asked: list[compare.CompareOptions]) -> None:
+def test_an_unknown_plot_format_is_refused_before_anything_is_measured(requests: list[compare.CompareOptions]) -> None:
     outcome = nas("family", "compare", "--family", "demo", "--plot", "speed.gif")
-    assert (outcome.code, asked) == (3, [])
+    assert (outcome.code, requests) == (3, [])
     assert "--plot" in outcome.err
 
 
-def test_a_device_that_is_gone_has_the_exit_code_of_a_retry(asked: list[compare.CompareOptions]) -> None:
+def test_a_device_that_is_gone_has_the_exit_code_of_a_retry(requests: list[compare.CompareOptions]) -> None:
     outcome = nas("family", "compare", "--family", "demo", "--device", "gone")
     assert outcome.code == 4
     assert "the same command resumes" in outcome.err

@@ -81,23 +81,23 @@ class Lab:
         reference = self.contenders(SMALL)[0][1]
         self.bench = calibrated(self.jobs.inner, self.runtime, reference, [task.workload for task in TASKS])
         self.benches = {self.runtime.reference_models()[0]: self.bench}
-        self.told: list[str] = []
+        self.lines: list[str] = []
 
     def contenders(self, *texts: str) -> list[tuple[Contender, Artifact]]:
         entries = [of_layout(text, Layout.parse(text), self.runtime) for text in texts]
-        return [(each, artifact_of(each, self.store, self.runtime)) for each in entries]
+        return [(contender, artifact_of(contender, self.store, self.runtime)) for contender in entries]
 
     def run(self, *texts: str, replicate: int = 0) -> PartialResults:
         interleaved = InterleavedBench(
             self.benches, self.jobs, self.store, MeasurementSettings(max_attempts=1), replicate=replicate
         )
         return asyncio.run(
-            interleaved.run(self.contenders(*texts), TASKS, lambda partial, what: self.told.append(what))
+            interleaved.run(self.contenders(*texts), TASKS, lambda partial, what: self.lines.append(what))
         )
 
     def record(self, partial: PartialResults, *texts: str) -> Comparison:
         conditions = Conditions(CompareOptions(ModelSelection()), self.bench, TASKS, "2026-01-01T00:00:00+00:00")
-        return comparison(conditions, [each for each, _ in self.contenders(*texts)], partial)
+        return comparison(conditions, [contender for contender, _ in self.contenders(*texts)], partial)
 
 
 @pytest.fixture
@@ -106,14 +106,14 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def figures(record: Comparison, model: int) -> dict[tuple[str, int], float | None]:
-    return {(each.metric, each.prompt): each.value for each in record.models[model].measured.figures}
+    return {(figure.metric, figure.prompt): figure.value for figure in record.models[model].measured.figures}
 
 
 def test_models_take_turns(lab: Lab) -> None:
     lab.run(SMALL, LARGE)
     small, large = (artifact.sha256 for _, artifact in lab.contenders(SMALL, LARGE))
     assert lab.jobs.candidates == [small, large] * 4
-    assert [line.rsplit(" at ")[-1] for line in lab.told[:3]] == ["32768 tokens, 1 of 1"] * 2 + ["64 tokens, 1 of 3"]
+    assert [line.rsplit(" at ")[-1] for line in lab.lines[:3]] == ["32768 tokens, 1 of 1"] * 2 + ["64 tokens, 1 of 3"]
 
 
 def test_figures_are_those_of_the_measurements(lab: Lab) -> None:
@@ -128,7 +128,7 @@ def test_figures_are_those_of_the_measurements(lab: Lab) -> None:
     assert summary.figures["ttft"].n == 3
     assert small["decode_tps", 64] > large["decode_tps", 64]  # type: ignore[operator]
     assert small["peak_rss", 32768] < large["peak_rss", 32768]  # type: ignore[operator]
-    ((low, high),) = {each.ci95 for each in record.models[0].measured.figures if each.metric == "decode_tps"}  # type: ignore[misc]
+    ((low, high),) = {figure.ci95 for figure in record.models[0].measured.figures if figure.metric == "decode_tps"}  # type: ignore[misc]
     assert low <= small["decode_tps", 64] <= high  # type: ignore[operator]
 
 
@@ -148,7 +148,7 @@ def test_a_comparison_resumes_after_the_device_went_offline(lab: Lab) -> None:
     lab.jobs.gone_after = 5
     with pytest.raises(InfrastructureFailed, match=r"box: offline.*the same command resumes"):
         lab.run(SMALL, LARGE)
-    assert len(lab.told) == 5
+    assert len(lab.lines) == 5
     lab.jobs.gone_after = 1_000
     lab.jobs.candidates.clear()
     partial = lab.run(SMALL, LARGE)
@@ -161,7 +161,7 @@ def test_a_model_that_crashes_has_reasons_and_the_others_have_figures(tmp_path: 
     record = lab.record(lab.run(SMALL, LARGE), SMALL, LARGE)
     assert all(value is not None for value in figures(record, 0).values())
     assert all(value is None for value in figures(record, 1).values())
-    assert {each.reason for each in record.models[1].measured.figures} == {"crash: killed by signal 11: no message"}
+    assert {figure.reason for figure in record.models[1].measured.figures} == {"crash: killed by signal 11: no message"}
     tried = len(lab.jobs.candidates)
     lab.run(SMALL, LARGE)
     assert len(lab.jobs.candidates) == tried, "a failure was tried again"
@@ -173,7 +173,7 @@ def test_a_model_larger_than_the_memory_is_not_tried(lab: Lab) -> None:
     interleaved = InterleavedBench(lab.benches, lab.jobs, lab.store, MeasurementSettings())
     partial = asyncio.run(interleaved.run([(contender, vast)], TASKS, lambda partial, what: None))
     record = lab.record(partial, SMALL)
-    assert {each.reason for each in record.models[0].measured.figures} == {
+    assert {figure.reason for figure in record.models[0].measured.figures} == {
         "too large: 9,000 MB of weights, 1,024 MB of memory on the device"
     }
     assert lab.jobs.candidates == []
@@ -181,16 +181,18 @@ def test_a_model_larger_than_the_memory_is_not_tried(lab: Lab) -> None:
 
 def test_pending_figures_are_marked(lab: Lab) -> None:
     lab.jobs.gone_after = 1
-    kept: list[Comparison] = []
+    records: list[Comparison] = []
     interleaved = InterleavedBench(lab.benches, lab.jobs, lab.store, MeasurementSettings())
     with pytest.raises(InfrastructureFailed):
         asyncio.run(
-            interleaved.run(lab.contenders(SMALL), TASKS, lambda partial, what: kept.append(lab.record(partial, SMALL)))
+            interleaved.run(
+                lab.contenders(SMALL), TASKS, lambda partial, what: records.append(lab.record(partial, SMALL))
+            )
         )
-    values = figures(kept[-1], 0)
+    values = figures(records[-1], 0)
     assert values.pop(("peak_rss", 32768)) is not None
     assert set(values.values()) == {None}
-    assert {each.reason for each in kept[-1].models[0].measured.figures} == {"", "not measured yet"}
+    assert {figure.reason for figure in records[-1].models[0].measured.figures} == {"", "not measured yet"}
 
 
 def test_the_workloads_are_the_reports() -> None:
@@ -203,7 +205,7 @@ def test_the_workloads_are_the_reports() -> None:
 
 
 def test_the_estimate_grows_with_models_and_repetitions(lab: Lab) -> None:
-    small, large = (each for each, _ in lab.contenders(SMALL, LARGE))
+    small, large = (contender for contender, _ in lab.contenders(SMALL, LARGE))
     one = expected_seconds([small], TASKS, lab.benches)
     other, both = (expected_seconds(models, TASKS, lab.benches) for models in ([large], [small, large]))
     assert 0 < one < other < both
@@ -213,17 +215,17 @@ def family(folder: Path, *layouts: str, files: bool = False) -> None:
     members = []
     for number, text in enumerate(layouts):
         layout = Layout.parse(text)
-        found = MeasuredModel(
+        measurement = MeasuredModel(
             device="box", runtime="llama.cpp", quantisation="q4_0", threads=1, figures=(), searched=number == 0
         )
         members.append(
             Member(
                 size=f"S{number}", layout=text, parameters=layout.params.total, active=layout.params.active,
-                non_embedding=layout.params.non_embedding, decisions=(), tried=(), measured=(found,),
+                non_embedding=layout.params.non_embedding, decisions=(), tried=(), measured=(measurement,),
             )
         )  # fmt: skip
-    made = Family(name="demo", made="", seed=0, pattern="", sources=(), decisions=(), members=tuple(members))
-    write_record(folder / "families" / "demo" / FAMILY, made)
+    record = Family(name="demo", made="", seed=0, pattern="", sources=(), decisions=(), members=tuple(members))
+    write_record(folder / "families" / "demo" / FAMILY, record)
     if files:
         place = folder / "families" / "demo" / "S0"
         (place / "gguf").mkdir(parents=True)
@@ -245,8 +247,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def names(asked: ModelSelection) -> list[str]:
-    return [each.name for each in select_models(asked, LLAMA_CPP, "box")]
+def names(selection: ModelSelection) -> list[str]:
+    return [contender.name for contender in select_models(selection, LLAMA_CPP, "box")]
 
 
 def test_a_family_is_compared_with_the_reference_models_of_its_size_classes(home: Path) -> None:
@@ -267,8 +269,8 @@ def test_members_know_whether_the_search_used_the_device(home: Path) -> None:
     family(home, *MEMBERS)
     there = select_models(ModelSelection(family="demo", references=("Qwen3-0.6B",)), LLAMA_CPP, "box")
     elsewhere = select_models(ModelSelection(family="demo", references=("Qwen3-0.6B",)), LLAMA_CPP, "phone")
-    assert [each.searched for each in there] == [True, False, False]
-    assert not any(each.searched for each in elsewhere)
+    assert [contender.searched for contender in there] == [True, False, False]
+    assert not any(contender.searched for contender in elsewhere)
 
 
 def test_a_member_takes_part_with_its_own_file(home: Path, lab: Lab) -> None:
@@ -284,18 +286,25 @@ def test_every_question_has_a_record_of_its_own(home: Path) -> None:
     both = CompareOptions(ModelSelection(family="demo"))
     one = replace(both, models=ModelSelection(family="demo", classes=("350M",)))
     alone = CompareOptions(ModelSelection(classes=("350M",)))
-    asked = [both, one, replace(both, threads=4), replace(both, flash_attn=False), replace(both, replicate=1), alone]
-    found = [comparison_path(each, "box") for each in asked]
-    assert len(set(found)) == len(asked)
-    assert {path.parent for path in found[:-1]} == {home / "families" / "demo"}
-    assert comparison_path(replace(both, repetitions=9), "box") == found[0]
+    questions = [
+        both,
+        one,
+        replace(both, threads=4),
+        replace(both, flash_attn=False),
+        replace(both, replicate=1),
+        alone,
+    ]
+    paths = [comparison_path(question, "box") for question in questions]
+    assert len(set(paths)) == len(questions)
+    assert {path.parent for path in paths[:-1]} == {home / "families" / "demo"}
+    assert comparison_path(replace(both, repetitions=9), "box") == paths[0]
 
 
 def test_layouts_and_published_names_take_part(home: Path) -> None:
     tiny = "d256 v512 ffn=swiglu:512 [C3 A4/2]"
-    asked = ModelSelection(layouts=(tiny, "LFM2-1.2B"), references=("LFM2-1.2B", "PLM-1.8B"))
-    assert names(asked) == [f"layout {Layout.parse(tiny).id[:12]}", "LFM2-1.2B", "PLM-1.8B"]
-    assert [each.flash_attn for each in select_models(asked, LLAMA_CPP, "box")] == [True, True, False]
+    selection = ModelSelection(layouts=(tiny, "LFM2-1.2B"), references=("LFM2-1.2B", "PLM-1.8B"))
+    assert names(selection) == [f"layout {Layout.parse(tiny).id[:12]}", "LFM2-1.2B", "PLM-1.8B"]
+    assert [contender.flash_attn for contender in select_models(selection, LLAMA_CPP, "box")] == [True, True, False]
 
 
 def test_a_model_that_cannot_be_compared_is_refused_with_the_known_names(home: Path) -> None:

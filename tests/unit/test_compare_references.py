@@ -85,7 +85,7 @@ def test_active_parameters_leave_out_experts_that_a_token_does_not_use() -> None
     ],
 )
 def test_a_file_is_as_large_as_the_usual_one(name: str, megabytes: float) -> None:
-    """That one holds a vocabulary, too."""
+    """The usual file holds a vocabulary, too."""
     assert stock(name).file_bytes / 1e6 == pytest.approx(megabytes, rel=0.015)
 
 
@@ -116,16 +116,16 @@ def test_a_file_says_what_the_model_is(tmp_path: Path) -> None:
     shape = tiny(REFERENCES["Granite-4.0-H-350M"]).shape
     assert isinstance(shape, Decoder)
     write_stock_model(shape.model(), RandomWeights(), tmp_path / "model")
-    told = GGUFReader(tmp_path / "model").fields
-    assert told["general.architecture"].contents() == "granitehybrid"
-    assert told["granitehybrid.attention.head_count_kv"].contents() == [0, 2, 0, 2]
-    assert told["granitehybrid.rope.scaling.finetuned"].contents() is False
-    assert told["granitehybrid.residual_scale"].contents() == pytest.approx(0.246)
+    fields = GGUFReader(tmp_path / "model").fields
+    assert fields["general.architecture"].contents() == "granitehybrid"
+    assert fields["granitehybrid.attention.head_count_kv"].contents() == [0, 2, 0, 2]
+    assert fields["granitehybrid.rope.scaling.finetuned"].contents() is False
+    assert fields["granitehybrid.residual_scale"].contents() == pytest.approx(0.246)
 
 
 def test_equal_models_have_equal_ids_and_others_do_not() -> None:
     assert stock("Qwen3-0.6B").id == stock("Qwen3-0.6B").id
-    assert len({stock(name).id for name, each in REFERENCES.items() if not isinstance(each.shape, Layout)}) == 24
+    assert len({stock(name).id for name, model in REFERENCES.items() if not isinstance(model.shape, Layout)}) == 24
 
 
 def test_names_are_found_in_any_case_and_wrong_ones_get_a_suggestion() -> None:
@@ -135,6 +135,6 @@ def test_names_are_found_in_any_case_and_wrong_ones_get_a_suggestion() -> None:
 
 
 def test_models_of_no_stock_architecture_need_our_build() -> None:
-    patched = {name for name, each in REFERENCES.items() if each.patched}
+    patched = {name for name, model in REFERENCES.items() if model.patched}
     assert patched == {"PLM-1.8B-latent", "Zebra-Llama-1B-8MLA", "Zebra-Llama-3B-14MLA", "LFM3-1.7B"}
     assert REFERENCES["PLM-1.8B-latent"].parameters == REFERENCES["PLM-1.8B"].parameters

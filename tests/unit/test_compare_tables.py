@@ -75,13 +75,13 @@ def test_what_the_report_did_not_measure_has_no_ratio() -> None:
 
 
 def test_ratios_are_within_a_class_with_the_member_or_lfm2_first() -> None:
-    found = {(ratio.model, ratio.other): ratio for ratio in ratios([MEMBER, LFM2, GRANITE, QWEN])}
-    assert set(found) == {
+    pairs = {(ratio.model, ratio.other): ratio for ratio in ratios([MEMBER, LFM2, GRANITE, QWEN])}
+    assert set(pairs) == {
         ("demo-350M", "LFM2-350M"), ("demo-350M", "Granite-4.0-350M"), ("LFM2-350M", "Granite-4.0-350M")
     }  # fmt: skip
-    assert found["LFM2-350M", "Granite-4.0-350M"].here == 2.0
-    assert found["LFM2-350M", "Granite-4.0-350M"].report == pytest.approx({S25: 143.8 / 70.7, HX370: 170.5 / 166.2})
-    assert found["demo-350M", "LFM2-350M"].report == {}
+    assert pairs["LFM2-350M", "Granite-4.0-350M"].here == 2.0
+    assert pairs["LFM2-350M", "Granite-4.0-350M"].report == pytest.approx({S25: 143.8 / 70.7, HX370: 170.5 / 166.2})
+    assert pairs["demo-350M", "LFM2-350M"].report == {}
 
 
 def test_a_missing_figure_gives_no_ratio() -> None:

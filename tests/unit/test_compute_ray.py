@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,7 +127,7 @@ def test_a_node_whose_disk_is_full_is_no_bug(cause: Exception) -> None:
 
 def test_shared_memory_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ray, "_SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write to what it may not
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root is not stopped by permissions
     with pytest.raises(InfrastructureFailed, match="mount a tmpfs"):
         RayCompute(2)
 
@@ -153,12 +154,12 @@ class Host:
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Host, Host]:
-    here, there = Host(tmp_path / "here", monkeypatch), Host(tmp_path / "there", monkeypatch)
-    here.enter()
-    return here, there
+    host, peer = Host(tmp_path / "here", monkeypatch), Host(tmp_path / "there", monkeypatch)
+    host.enter()
+    return host, peer
 
 
-def spec_of(steps: int, here: Host, folder: Path, resume_from: str | None = None) -> dict[str, Any]:
+def spec_of(steps: int, host: Host, folder: Path, resume_from: str | None = None) -> dict[str, Any]:
     text = folder / "text.txt"
     text.write_bytes(b"abcdefghijklmnop" * (MIN_BYTES // 16))
     job = TrainJob(
@@ -168,7 +169,7 @@ def spec_of(steps: int, here: Host, folder: Path, resume_from: str | None = None
     )  # fmt: skip
     return {
         "jobs": [job.model_dump(mode="json")],
-        "checkpoints": str(here.home / "work" / "checkpoints"),
+        "checkpoints": str(host.home / "work" / "checkpoints"),
         "lock": str(folder / "lock"),
     }
 
@@ -181,29 +182,29 @@ def value_of(outcome: dict[str, Any]) -> Any:
 
 def elsewhere(spec: dict[str, Any], hosts: tuple[Host, Host]) -> dict[str, Any]:
     """A training on the other host, brought home."""
-    here, there = hosts
-    wanted = corpus_of(spec)
-    assert wanted is not None
-    brought, text = checkpoints_of(spec), packed(wanted)
-    there.enter()
+    host, peer = hosts
+    corpus = corpus_of(spec)
+    assert corpus is not None
+    brought, text = checkpoints_of(spec), packed(corpus)
+    peer.enter()
     outcome = run_remote_training(spec, brought, text)
-    here.enter()
+    host.enter()
     return collect_remote_training(spec, outcome)
 
 
 def test_a_training_elsewhere_is_a_training_at_home(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    here, there = hosts
-    short = spec_of(4, here, tmp_path)
+    host, peer = hosts
+    short = spec_of(4, host, tmp_path)
     first = jobs_of(short)[0].key
-    long = spec_of(8, here, tmp_path, resume_from=first)
-    (tmp_path / "text.txt").unlink()  # nothing of ours is over there
+    long = spec_of(8, host, tmp_path, resume_from=first)
+    (tmp_path / "text.txt").unlink()  # the other host has no such file
     outcomes = [elsewhere(short, hosts), elsewhere(long, hosts)]
     for spec, outcome in zip((short, long), outcomes, strict=True):
         weights = weights_file(Path(spec["checkpoints"]), value_of(outcome)["key"])
         assert all(weights.with_name(name).is_file() for name in (WEIGHTS, CHECKPOINT, STABLE))
         assert "files" not in outcome
-    assert not list((there.home / "work" / "elsewhere").iterdir())
-    shutil.rmtree(here.home)
+    assert not list((peer.home / "work" / "elsewhere").iterdir())
+    shutil.rmtree(host.home)
     at_home = [worker.train(spec) for spec in (short, long)]
     for one, other in zip(outcomes, at_home, strict=True):
         for name in ("key", "scores", "curve", "weights_sha256"):
@@ -211,24 +212,37 @@ def test_a_training_elsewhere_is_a_training_at_home(hosts: tuple[Host, Host], tm
 
 
 def test_the_checkpoint_travels(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    here, _ = hosts
-    short = spec_of(4, here, tmp_path)
+    host, _ = hosts
+    short = spec_of(4, host, tmp_path)
     assert checkpoints_of(short) == {}
     first = value_of(elsewhere(short, hosts))["key"]
-    long = spec_of(8, here, tmp_path, resume_from=first)
+    long = spec_of(8, host, tmp_path, resume_from=first)
     assert checkpoints_of(long).keys() == {f"{first}/{STABLE}"}
 
 
+def test_a_node_removes_checkpoints_of_trainings_that_ended_elsewhere(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    folder = hosts[1].home / "work" / "elsewhere"
+    for name, days in (("old", 8), ("begun again", 8), ("new", 6)):
+        file = folder / name / "key" / CHECKPOINT
+        file.parent.mkdir(parents=True)
+        file.touch()
+        for path in (file, file.parent, file.parent.parent):
+            os.utime(path, (time.time() - days * 86400,) * 2)
+    (folder / "begun again" / "key" / CHECKPOINT).touch()
+    elsewhere(spec_of(2, hosts[0], tmp_path), hosts)
+    assert {path.name for path in folder.iterdir()} == {"begun again", "new"}
+
+
 def test_damaged_weights_are_not_taken(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    here, there = hosts
-    spec = spec_of(2, here, tmp_path)
-    wanted = corpus_of(spec)
-    assert wanted is not None
-    text = packed(wanted)
-    there.enter()
+    host, peer = hosts
+    spec = spec_of(2, host, tmp_path)
+    corpus = corpus_of(spec)
+    assert corpus is not None
+    text = packed(corpus)
+    peer.enter()
     outcome = run_remote_training(spec, {}, text)
     outcome["files"][f"{jobs_of(spec)[0].key}/{WEIGHTS}"] += b"!"
-    here.enter()
+    host.enter()
     with pytest.raises(InfrastructureFailed, match="damaged"):
         collect_remote_training(spec, outcome)
 

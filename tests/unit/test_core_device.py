@@ -62,9 +62,9 @@ def test_the_workloads_own_cores_come_first() -> None:
     phone = device(clusters=PHONE, pinned_to=(4, 5))
     assert phone.pinned(Workload(affinity=(0, 1))).affinity == (0, 1)
     assert phone.pinning(Workload(affinity=(0, 1))) == "cores 0-1, as the workload says"
-    for asked in (phone, device()):
+    for machine in (phone, device()):
         with pytest.raises(InvalidInput, match="box has no core 8-9; it has 0-7"):
-            asked.pinned(Workload(affinity=(7, 8, 9)))
+            machine.pinned(Workload(affinity=(7, 8, 9)))
 
 
 @given(st.sets(st.integers(0, 9999), min_size=1, max_size=40))

@@ -41,17 +41,17 @@ def test_hypervolume_counts_dominated_cells(points: np.ndarray) -> None:
 def test_contribution_is_what_goes_with_the_point(points: np.ndarray) -> None:
     whole = volume_by_cells(points, 4)
     without = [volume_by_cells(np.delete(points, index, axis=0), 4) for index in range(len(points))]
-    assert contributions(points, [4.0] * points.shape[1]) == pytest.approx([whole - left for left in without])
+    assert contributions(points, [4.0] * points.shape[1]) == pytest.approx([whole - rest for rest in without])
 
 
 @given(POINTS)
 def test_ranks_peel_fronts(points: np.ndarray) -> None:
-    found = ranks(points)
+    levels = ranks(points)
     beaten = dominates(points, points)
-    for index, rank in enumerate(found):
-        above = found[beaten[:, index]]
+    for index, rank in enumerate(levels):
+        above = levels[beaten[:, index]]
         assert rank == (above.max() + 1 if len(above) else 0)
-    assert (front_mask(points) == (found == 0)).all()
+    assert (front_mask(points) == (levels == 0)).all()
 
 
 def test_equal_points_share_a_rank_and_contribute_nothing() -> None:

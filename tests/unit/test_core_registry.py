@@ -27,11 +27,11 @@ CONVOLUTION = Convolution()
 
 def install(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> None:
     """Installs plug-ins: (distribution, name, target) of each entry point, in every group."""
-    found = [
+    entries = [
         SimpleNamespace(name=name, value=target, dist=SimpleNamespace(name=owner, version="2.0"))
         for owner, name, target in points
     ]
-    monkeypatch.setattr("nas.core.registry.entry_points", lambda group: found if group == "nas.blocks" else [])
+    monkeypatch.setattr("nas.core.registry.entry_points", lambda group: entries if group == "nas.blocks" else [])
     for name, value in {"_plugins_read": False, "_targets": dict(BLOCKS._targets), "_distributions": {}}.items():
         monkeypatch.setattr(BLOCKS, name, value)
 

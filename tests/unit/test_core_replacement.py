@@ -90,17 +90,17 @@ def test_a_reader_of_keys_and_values_needs_the_block_of_the_model(folder: Path) 
         scored(1, "mixer", "A4/4(kv=0)", text=0.1, recall=0.1),
     ]
     path.write_text(json.dumps(scores))
-    known = LibraryScores.read(path)
-    found = known.choice(Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16 A4/4:16(kv=0) C3]"))
-    assert [each.block for each in found.values()] == ["A4/4(kv=0)"]
+    library = LibraryScores.read(path)
+    replacements = library.choice(Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16 A4/4:16(kv=0) C3]"))
+    assert [replacement.block for replacement in replacements.values()] == ["A4/4(kv=0)"]
     with pytest.raises(InvalidInput, match="layer 1 reads keys and values of layer 0, whose mixer is replaced"):
-        known.choice(Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16(canon=3) A4/4:16(kv=0) C3]"))
+        library.choice(Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16(canon=3) A4/4:16(kv=0) C3]"))
 
 
 def test_scores_of_replaced_blocks_add_up(folder: Path) -> None:
     scores = LibraryScores.read(folder / "scores.json")
-    found = scores.choice(Layout.parse(MIX))
-    assert {slot: each.block for slot, each in found.items()} == {
+    replacements = scores.choice(Layout.parse(MIX))
+    assert {slot: replacement.block for slot, replacement in replacements.items()} == {
         Slot(0, "mixer"): "A4/2",
         Slot(1, "ffn"): "swiglu:64",
     }
@@ -161,8 +161,8 @@ def test_a_space_has_the_rungs_of_a_library_and_survives_storage(folder: Path) -
     assert space.quality.library is not None
     scores, mix = refer_scores(space.quality.library, folder), Layout.parse(MIX)
     jobs = [rung_jobs(space.quality, rung, mix, scores) for rung in (0, 1)]
-    assert [len(each) for each in jobs] == [1, 4]
-    assert len({job.key for each in jobs for job in each}) == 5
+    assert [len(batch) for batch in jobs] == [1, 4]
+    assert len({job.key for batch in jobs for job in batch}) == 5
     assert {job.seeds_key for job in jobs[1]} == {jobs[1][0].seeds_key}
     assert proxy_of(mix, space.quality) == mix, "nothing is narrowed"
     (folder / "scores.json").write_text((folder / "scores.json").read_text() + " ")

@@ -29,28 +29,28 @@ from nas.core.stats import Z95
 HERE = MeasurementKey("local", "fake", "chat")
 THERE = HERE._replace(device="phone")
 QUALITY = QualityValue(0.9, 0.02, "proxy")
-Taken = Mapping[MeasurementKey, Mapping[str, Figure]]
+Figures = Mapping[MeasurementKey, Mapping[str, Figure]]
 
 
-def space(*budgets: dict[str, Any], **changes: Any) -> SearchSpace:
+def space_of(*budgets: dict[str, Any], **changes: Any) -> SearchSpace:
     return tiny_space(**{"budgets": [{**CHAT, **budget} for budget in budgets]} | changes)
 
 
-def at(place: MeasurementKey = HERE, **figures: float | Figure | None) -> Taken:
-    return {place: {name: each if isinstance(each, Figure) else figure(each) for name, each in figures.items()}}
+def at(place: MeasurementKey = HERE, **figures: float | Figure | None) -> Figures:
+    return {place: {name: value if isinstance(value, Figure) else figure(value) for name, value in figures.items()}}
 
 
 def two_devices(aggregate: str, metric: str = "ttft") -> SearchSpace:
     objectives = [TINY["objectives"][0], {"name": "speed", "metric": metric, "aggregate": aggregate, **CHAT}]
-    return space(devices=["local", "phone"], objectives=objectives)
+    return space_of(devices=["local", "phone"], objectives=objectives)
 
 
 @pytest.mark.parametrize(
     ("value", "verdict"), [(7.0, "feasible"), (13.0, "infeasible"), (9.5, "borderline"), (10.5, "borderline")]
 )
 def test_an_absolute_budget_is_judged_by_the_chance_to_keep_it(value: float, verdict: str) -> None:
-    each = space({"metric": "ttft", "max": "10ms"})
-    (check,) = check_budgets(each, at(ttft=figure(value, spread=0.1)), {})
+    space = space_of({"metric": "ttft", "max": "10ms"})
+    (check,) = check_budgets(space, at(ttft=figure(value, spread=0.1)), {})
     assert check.verdict == verdict
     assert check.limit == 10.0
     assert check.log_excess == pytest.approx(math.log(value / 10))
@@ -63,9 +63,9 @@ def test_an_absolute_budget_is_judged_by_the_chance_to_keep_it(value: float, ver
 def test_few_repetitions_are_enough_where_the_chance_is_95_in_100(
     sds_below: float, chance: float, verdict: str
 ) -> None:
-    each = space({"metric": "ttft", "max": "10ms"})
-    taken = Figure(value=10 * math.exp(-0.02 * sds_below), log_sd=0.02, n=3, unit="ms")
-    (check,) = check_budgets(each, at(ttft=taken), {})
+    space = space_of({"metric": "ttft", "max": "10ms"})
+    ttft = Figure(value=10 * math.exp(-0.02 * sds_below), log_sd=0.02, n=3, unit="ms")
+    (check,) = check_budgets(space, at(ttft=ttft), {})
     assert check.verdict == verdict
     assert check.chance == pytest.approx(chance, abs=1e-3)
     assert check.log_sd == 0.02
@@ -73,23 +73,23 @@ def test_few_repetitions_are_enough_where_the_chance_is_95_in_100(
 
 @pytest.mark.parametrize(("value", "verdict"), [(9.5, "feasible"), (10.0, "feasible"), (10.5, "infeasible")])
 def test_in_the_end_the_likelier_of_the_two_decides(value: float, verdict: str) -> None:
-    each = space({"metric": "ttft", "max": "10ms"})
-    (check,) = check_budgets(each, at(ttft=figure(value, spread=0.1)), {}, final=True)
+    space = space_of({"metric": "ttft", "max": "10ms"})
+    (check,) = check_budgets(space, at(ttft=figure(value, spread=0.1)), {}, final=True)
     assert check.verdict == verdict
 
 
 @pytest.mark.parametrize(("value", "final"), [(9.0, "feasible"), (11.0, "infeasible")])
 def test_a_figure_without_an_interval_is_never_sure(value: float, final: str) -> None:
-    each = space({"metric": "ttft", "max": "10ms"})
-    taken = at(ttft=Figure(value=value, n=1, unit="ms"))
+    space = space_of({"metric": "ttft", "max": "10ms"})
+    figures = at(ttft=Figure(value=value, n=1, unit="ms"))
     for settled, verdict in ((False, "borderline"), (True, final)):
-        (check,) = check_budgets(each, taken, {}, final=settled)
+        (check,) = check_budgets(space, figures, {}, final=settled)
         assert (check.verdict, check.chance, check.log_sd, check.low, check.high) == (verdict, None, None, None, None)
 
 
 def test_a_file_is_counted_and_needs_no_interval() -> None:
-    each = tiny_space(budgets=[{"metric": "file_size", "max": "10MB"}])
-    (check,) = check_budgets(each, at(HERE._replace(workload=""), file_size=Figure(value=9.9, n=1, unit="MB")), {})
+    space = tiny_space(budgets=[{"metric": "file_size", "max": "10MB"}])
+    (check,) = check_budgets(space, at(HERE._replace(workload=""), file_size=Figure(value=9.9, n=1, unit="MB")), {})
     assert (check.verdict, check.chance, check.low, check.high) == ("feasible", 1.0, 9.9, 9.9)
 
 
@@ -102,70 +102,70 @@ def test_a_file_is_counted_and_needs_no_interval() -> None:
     ],
 )
 def test_a_limit_counts_all_of_the_noise_against_it(limit: str, sd: float) -> None:
-    each = space({"metric": "ttft", "max": limit})
-    taken = Figure(value=9.5, log_sd=0.03, shared_log_sd=0.04, n=3, unit="ms")
+    space = space_of({"metric": "ttft", "max": limit})
+    ttft = Figure(value=9.5, log_sd=0.03, shared_log_sd=0.04, n=3, unit="ms")
     published = Figure(value=20.0, log_sd=0.02, shared_log_sd=0.04, n=3, unit="ms")
-    (check,) = check_budgets(each, at(ttft=taken), at(ttft=published))
+    (check,) = check_budgets(space, at(ttft=ttft), at(ttft=published))
     assert check.log_sd == pytest.approx(sd)
     assert check.chance == pytest.approx(0.5 * math.erfc(math.log(0.95) / sd / math.sqrt(2)))
     assert (check.low, check.high) == pytest.approx((9.5 * math.exp(-Z95 * sd), 9.5 * math.exp(Z95 * sd)))
 
 
 def test_a_relative_limit_of_a_reference_of_unknown_noise_is_not_sure() -> None:
-    each = space({"metric": "ttft", "max": "0.5x"})
-    (check,) = check_budgets(each, at(ttft=figure(2.0, 0.1)), at(ttft=Figure(value=20.0, n=1, unit="ms")))
+    space = space_of({"metric": "ttft", "max": "0.5x"})
+    (check,) = check_budgets(space, at(ttft=figure(2.0, 0.1)), at(ttft=Figure(value=20.0, n=1, unit="ms")))
     assert (check.verdict, check.chance) == ("borderline", None)
 
 
 def test_trials_differ_by_their_own_noise_and_a_value_has_all_of_it() -> None:
-    each = space()
-    taken = Figure(value=20.0, log_sd=0.03, shared_log_sd=0.04, n=3, unit="ms")
-    found = axis(each, each.objectives[1], at(latency=taken), at(latency=figure(10.0, 0.1)), QUALITY)
-    assert found is not None
-    assert (found.sd, found.value_sd) == pytest.approx((0.03, 0.05))
-    unknown = axis(each, each.objectives[1], at(latency=Figure(value=20.0, unit="ms")), at(latency=10.0), QUALITY)
+    space = space_of()
+    latency = Figure(value=20.0, log_sd=0.03, shared_log_sd=0.04, n=3, unit="ms")
+    latency_axis = axis(space, space.objectives[1], at(latency=latency), at(latency=figure(10.0, 0.1)), QUALITY)
+    assert latency_axis is not None
+    assert (latency_axis.sd, latency_axis.value_sd) == pytest.approx((0.03, 0.05))
+    unknown = axis(space, space.objectives[1], at(latency=Figure(value=20.0, unit="ms")), at(latency=10.0), QUALITY)
     assert unknown is not None
     assert (unknown.sd, unknown.value_sd) == (None, None)
 
 
 def test_over_devices_a_value_has_the_noise_of_the_reference() -> None:
-    each = two_devices("geomean")
-    taken, theirs = (
+    space = two_devices("geomean")
+    trial, reference = (
         Figure(value=9.0, log_sd=0.03, shared_log_sd=0.5, unit="ms"), Figure(value=9.0, log_sd=0.04, unit="ms")
     )  # fmt: skip
-    places = (at(ttft=taken), at(THERE, ttft=taken)), (at(ttft=theirs), at(THERE, ttft=theirs))
-    found = axis(each, each.objectives[1], *({**here, **there} for here, there in places), QUALITY)
-    assert found is not None
-    assert (found.sd, found.value_sd) == pytest.approx((0.03 / math.sqrt(2), 0.05 / math.sqrt(2)))
+    places = (at(ttft=trial), at(THERE, ttft=trial)), (at(ttft=reference), at(THERE, ttft=reference))
+    speed_axis = axis(space, space.objectives[1], *({**local, **phone} for local, phone in places), QUALITY)
+    assert speed_axis is not None
+    assert (speed_axis.sd, speed_axis.value_sd) == pytest.approx((0.03 / math.sqrt(2), 0.05 / math.sqrt(2)))
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(9.99, "feasible"), (10.01, "infeasible")])
 def test_a_figure_of_no_noise_is_sure(value: float, verdict: str) -> None:
-    each = space({"metric": "ttft", "max": "10ms"})
-    assert [check.verdict for check in check_budgets(each, at(ttft=figure(value)), {})] == [verdict]
+    space = space_of({"metric": "ttft", "max": "10ms"})
+    assert [check.verdict for check in check_budgets(space, at(ttft=figure(value)), {})] == [verdict]
 
 
 def test_a_relative_budget_is_a_multiple_of_the_published_reference_at_the_same_place() -> None:
-    each = space({"metric": "ttft", "max": "1.5x"})
+    space = space_of({"metric": "ttft", "max": "1.5x"})
     published = at(ttft=10.0)
-    assert [check.verdict for check in check_budgets(each, at(ttft=14.0), published)] == ["feasible"]
-    assert [check.verdict for check in check_budgets(each, at(ttft=16.0), published)] == ["infeasible"]
-    assert check_budgets(each, at(ttft=16.0), {}) == []
-    assert ratio_of_limit(each.budgets[0], published, HERE) == pytest.approx(1.5)
-    assert ratio_of_limit(each.budgets[0], {}, HERE) is None
+    assert [check.verdict for check in check_budgets(space, at(ttft=14.0), published)] == ["feasible"]
+    assert [check.verdict for check in check_budgets(space, at(ttft=16.0), published)] == ["infeasible"]
+    assert check_budgets(space, at(ttft=16.0), {}) == []
+    assert ratio_of_limit(space.budgets[0], published, HERE) == pytest.approx(1.5)
+    assert ratio_of_limit(space.budgets[0], {}, HERE) is None
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(120.0, "feasible"), (80.0, "infeasible"), (101.0, "borderline")])
 def test_where_more_is_better_the_limit_is_a_least_value(value: float, verdict: str) -> None:
-    each = space({"metric": "prefill_tps", "min": "100tok/s"})
-    (check,) = check_budgets(each, at(prefill_tps=figure(value, spread=0.05, unit="tok/s")), {})
+    space = space_of({"metric": "prefill_tps", "min": "100tok/s"})
+    (check,) = check_budgets(space, at(prefill_tps=figure(value, spread=0.05, unit="tok/s")), {})
     assert check.verdict == verdict
     assert check.log_excess == pytest.approx(-math.log(value / 100))
 
 
 def test_a_figure_that_could_not_be_read_breaks_no_budget() -> None:
-    each = space({"metric": "decode_rss", "max": "10MB"})
-    (check,) = check_budgets(each, at(decode_rss=None), {}, final=True)
+    space = space_of({"metric": "decode_rss", "max": "10MB"})
+    (check,) = check_budgets(space, at(decode_rss=None), {}, final=True)
     assert check.verdict == "unknown"
     assert check.value is None
     assert check.log_excess is None
@@ -173,8 +173,8 @@ def test_a_figure_that_could_not_be_read_breaks_no_budget() -> None:
 
 
 def test_a_budget_holds_on_every_device_and_names_it() -> None:
-    each = space({"metric": "ttft", "max": "10ms"}, devices=["local", "phone"])
-    checks = check_budgets(each, {**at(ttft=5.0), **at(THERE, ttft=20.0)}, {})
+    space = space_of({"metric": "ttft", "max": "10ms"}, devices=["local", "phone"])
+    checks = check_budgets(space, {**at(ttft=5.0), **at(THERE, ttft=20.0)}, {})
     assert {check.name: check.verdict for check in checks} == {
         "ttft@chat on local/fake": "feasible",
         "ttft@chat on phone/fake": "infeasible",
@@ -183,9 +183,9 @@ def test_a_budget_holds_on_every_device_and_names_it() -> None:
 
 
 def test_a_budget_of_one_device_says_nothing_of_others() -> None:
-    each = space({"metric": "ttft", "max": "10ms", "device": "phone"}, devices=["local", "phone"])
-    assert measurement_keys(each, each.budgets[0]) == [THERE]
-    assert check_budgets(each, at(ttft=20.0), {}) == []
+    space = space_of({"metric": "ttft", "max": "10ms", "device": "phone"}, devices=["local", "phone"])
+    assert measurement_keys(space, space.budgets[0]) == [THERE]
+    assert check_budgets(space, at(ttft=20.0), {}) == []
 
 
 def of_quality(*budgets: dict[str, Any]) -> SearchSpace:
@@ -203,110 +203,113 @@ def of_quality(*budgets: dict[str, Any]) -> SearchSpace:
 def test_a_budget_on_quality_is_judged_by_the_chance_to_keep_it(
     limit: str | float, recall: float, early: str, final: str
 ) -> None:
-    each = of_quality({"metric": "quality.recall", "min": limit})
+    space = of_quality({"metric": "quality.recall", "min": limit})
     quality = QualityValue(2.0, 0.0, "", recall, 0.02)
     for settled, verdict in ((False, early), (True, final)):
-        (check,) = check_quality(each, quality, final=settled)
+        (check,) = check_quality(space, quality, final=settled)
         assert (check.verdict, check.limit, check.key) == (verdict, 0.95, PROXY)
         assert check.log_excess == pytest.approx(0.95 - recall)
         assert check.log_sd == pytest.approx(0.02 * math.hypot(1, recall)), "the reference has the same noise"
     assert str(check) == f"quality.recall on the proxy: {recall:g}, limit 0.95"
-    assert check_budgets(each, at(ttft=1.0), {}) == []
+    assert check_budgets(space, at(ttft=1.0), {}) == []
 
 
 def test_recall_that_a_rung_does_not_measure_is_not_judged() -> None:
-    each = of_quality({"metric": "quality.recall", "min": "0.9x"}, {"metric": "quality", "min": "0.9x"})
-    (check,) = check_quality(each, QUALITY, final=True)
+    space = of_quality({"metric": "quality.recall", "min": "0.9x"}, {"metric": "quality", "min": "0.9x"})
+    (check,) = check_quality(space, QUALITY, final=True)
     assert (check.budget, check.value, check.verdict) == ("quality", 0.9, "feasible")
 
 
 def test_an_objective_at_one_place_keeps_its_unit() -> None:
-    each = space()
-    found = axis(each, each.objectives[1], at(latency=figure(20.0, 0.1)), at(latency=10.0), QUALITY)
-    assert found is not None
-    assert found.value == 20.0
-    assert found.coordinate == pytest.approx(math.log(2))
-    assert found.sd > 0
+    space = space_of()
+    latency_axis = axis(space, space.objectives[1], at(latency=figure(20.0, 0.1)), at(latency=10.0), QUALITY)
+    assert latency_axis is not None
+    assert latency_axis.value == 20.0
+    assert latency_axis.coordinate == pytest.approx(math.log(2))
+    assert latency_axis.sd > 0
 
 
 def test_quality_is_maximised() -> None:
-    each = space()
-    found = axis(each, each.objectives[0], {}, {}, QUALITY)
-    assert found is not None
-    assert (found.value, found.coordinate, found.sd) == (0.9, -0.9, 0.02)
-    assert found.value_sd == pytest.approx(0.02 * math.hypot(1, 0.9))
+    space = space_of()
+    quality_axis = axis(space, space.objectives[0], {}, {}, QUALITY)
+    assert quality_axis is not None
+    assert (quality_axis.value, quality_axis.coordinate, quality_axis.sd) == (0.9, -0.9, 0.02)
+    assert quality_axis.value_sd == pytest.approx(0.02 * math.hypot(1, 0.9))
 
 
 def test_an_objective_is_unknown_while_a_figure_is_missing() -> None:
-    each = two_devices("worst")
-    taken, published = at(ttft=1.0), {**at(ttft=1.0), **at(THERE, ttft=1.0)}
-    assert axis(each, each.objectives[1], taken, published, QUALITY) is None
-    assert axis(each, each.objectives[1], {**taken, **at(THERE, ttft=None)}, published, QUALITY) is None
+    space = two_devices("worst")
+    figures, published = at(ttft=1.0), {**at(ttft=1.0), **at(THERE, ttft=1.0)}
+    assert axis(space, space.objectives[1], figures, published, QUALITY) is None
+    assert axis(space, space.objectives[1], {**figures, **at(THERE, ttft=None)}, published, QUALITY) is None
 
 
 @pytest.mark.parametrize(("aggregate", "ratio"), [("worst", 2.0), ("geomean", math.sqrt(2.0 * 0.5))])
 @pytest.mark.parametrize("metric", ["ttft", "prefill_tps"])
 def test_over_devices_an_objective_is_a_ratio_to_the_reference(aggregate: str, ratio: float, metric: str) -> None:
-    each = two_devices(aggregate, metric)
+    space = two_devices(aggregate, metric)
     factors = (2.0, 0.5) if metric == "ttft" else (0.5, 2.0)
-    taken = {**at(**{metric: 10.0 * factors[0]}), **at(THERE, **{metric: 50.0 * factors[1]})}
+    figures = {**at(**{metric: 10.0 * factors[0]}), **at(THERE, **{metric: 50.0 * factors[1]})}
     published = {**at(**{metric: 10.0}), **at(THERE, **{metric: 50.0})}
-    found = axis(each, each.objectives[1], taken, published, QUALITY)
-    assert found is not None
-    assert found.value == pytest.approx(ratio)
-    assert found.coordinate == pytest.approx(math.log(ratio))
+    speed_axis = axis(space, space.objectives[1], figures, published, QUALITY)
+    assert speed_axis is not None
+    assert speed_axis.value == pytest.approx(ratio)
+    assert speed_axis.coordinate == pytest.approx(math.log(ratio))
 
 
-def corner(each: SearchSpace, published: Taken, attention: Taken) -> list[float]:
-    return reference_point(each, published, attention, QualityValue(0.8, 0.05, ""))
+def corner(space: SearchSpace, published: Figures, attention: Figures) -> list[float]:
+    return reference_point(space, published, attention, QualityValue(0.8, 0.05, ""))
 
 
 def test_the_reference_point_takes_budgets() -> None:
-    each = space(
+    space = space_of(
         {"metric": "ttft", "max": "12ms"}, {"metric": "decode_p50", "max": "2x"}, {"metric": "peak_rss", "max": "1.5x"}
     )
     published = at(ttft=10.0, decode_p50=1.0, latency=26.0, peak_rss=40.0)
-    quality, latency, memory = corner(each, published, published)
+    quality, latency, memory = corner(space, published, published)
     assert quality == pytest.approx(-(0.8 - 3 * 0.05))
     assert latency == pytest.approx(math.log((12.0 + 16 * 2.0) / 26.0))
     assert memory == pytest.approx(math.log(1.5))
 
 
 def test_the_reference_point_takes_a_budget_on_quality() -> None:
-    each = of_quality({"metric": "quality", "min": "0.97x"})
+    space = of_quality({"metric": "quality", "min": "0.97x"})
     published = at(latency=26.0, peak_rss=40.0)
-    assert corner(each, published, published)[0] == -0.97
-    assert ratio_of_limit(each.budgets[0], published, PROXY) == 0.97
+    assert corner(space, published, published)[0] == -0.97
+    assert ratio_of_limit(space.budgets[0], published, PROXY) == 0.97
 
 
 def test_of_several_budgets_the_strictest_counts() -> None:
-    each = space(
+    space = space_of(
         {"metric": "latency", "max": "3x"}, {"metric": "latency", "max": "2x"}, {"metric": "ttft", "max": "1ms"}
     )
     published = at(ttft=10.0, latency=26.0, peak_rss=40.0)
-    assert corner(each, published, published)[1] == pytest.approx(math.log(2))
+    assert corner(space, published, published)[1] == pytest.approx(math.log(2))
 
 
 def test_without_a_budget_the_worse_reference_and_a_tenth_counts() -> None:
-    each = space({"metric": "ttft", "max": "12ms"})
+    space = space_of({"metric": "ttft", "max": "12ms"})
     published, attention = at(latency=26.0, peak_rss=40.0), at(latency=52.0, peak_rss=20.0)
-    _, latency, memory = corner(each, published, attention)
+    _, latency, memory = corner(space, published, attention)
     assert latency == pytest.approx(math.log(2 * 1.1))
     assert memory == pytest.approx(math.log(1.1))
 
 
 def test_where_more_is_better_the_corner_lies_below_the_reference() -> None:
     objectives = [TINY["objectives"][0], {"name": "speed", "metric": "prefill_tps", **CHAT}]
-    free, bound = space(objectives=objectives), space({"metric": "prefill_tps", "min": "0.5x"}, objectives=objectives)
+    free, bound = (
+        space_of(objectives=objectives),
+        space_of({"metric": "prefill_tps", "min": "0.5x"}, objectives=objectives),
+    )
     published = at(prefill_tps=100.0)
     assert corner(free, published, at(prefill_tps=80.0))[1] == pytest.approx(math.log(1.1 / 0.8))
     assert corner(bound, published, published)[1] == pytest.approx(math.log(2))
 
 
 def test_references_need_the_figures_that_the_space_asks_for_and_no_others() -> None:
-    each = space({"metric": "decode_rss", "max": "2x"})
-    taken = at(latency=1.0, peak_rss=1.0, decode_rss=1.0, load=None)
-    require_figures(each, taken, "published reference")
+    space = space_of({"metric": "decode_rss", "max": "2x"})
+    figures = at(latency=1.0, peak_rss=1.0, decode_rss=1.0, load=None)
+    require_figures(space, figures, "published reference")
     for broken in (at(latency=1.0, peak_rss=1.0, decode_rss=None), at(latency=1.0, peak_rss=1.0)):
         with pytest.raises(InvalidInput, match=r"published reference: no decode_rss at local/fake/chat"):
-            require_figures(each, broken, "published reference")
+            require_figures(space, broken, "published reference")

@@ -27,11 +27,11 @@ def test_only_folders_of_dead_processes_are_removed(tmp_path: Path, monkeypatch:
     argv = [sys.executable, "-c", USER]
     with subprocess.Popen(argv, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        left = Path(process.stdout.readline().strip())
+        process_folder = Path(process.stdout.readline().strip())
         with scratch_folder("test") as folder:
-            assert (left / "model").is_file() and folder.parent == left.parent == tmp_path
+            assert (process_folder / "model").is_file() and folder.parent == process_folder.parent == tmp_path
         process.kill()
         process.wait()
         with scratch_folder("test"):
-            assert not left.exists()
+            assert not process_folder.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["hilnas-test-other"], "has no lock: it is none of ours"

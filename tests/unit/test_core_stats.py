@@ -33,9 +33,11 @@ def test_quantile_is_numpys(values: list[float], q: float) -> None:
     assert stats.quantile(values, q) == pytest.approx(np.quantile(values, q))
 
 
-@pytest.mark.parametrize(("n", "q", "known"), [(19, 0.95, False), (20, 0.95, True), (99, 0.99, False), (2, 0.5, True)])
-def test_quantile_needs_samples_in_its_tail(n: int, q: float, known: bool) -> None:
-    assert (stats.quantile([float(i) for i in range(n)], q) is not None) == known
+@pytest.mark.parametrize(
+    ("n", "q", "expected"), [(19, 0.95, False), (20, 0.95, True), (99, 0.99, False), (2, 0.5, True)]
+)
+def test_quantile_needs_samples_in_its_tail(n: int, q: float, expected: bool) -> None:
+    assert (stats.quantile([float(i) for i in range(n)], q) is not None) == expected
 
 
 def test_repetition_figure() -> None:

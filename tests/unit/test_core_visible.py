@@ -27,9 +27,9 @@ def test_what_is_printable_stays_and_nothing_else_does(text: str) -> None:
 
 def record(text: str, error: BaseException | None = None) -> LogRecord:
     trouble = (type(error), error, error.__traceback__) if error else None
-    made = LogRecord("nas.test", ERROR, __file__, 1, "agent said: %s", (text,), trouble)
-    made.fields = {"device": text}
-    return made
+    entry = LogRecord("nas.test", ERROR, __file__, 1, "agent said: %s", (text,), trouble)
+    entry.fields = {"device": text}
+    return entry
 
 
 @pytest.mark.parametrize("form", [Lines(), JsonLines()])
@@ -56,7 +56,7 @@ def test_commands_print_it_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     print_fields([("message", HOSTILE)])
     print_table(("device", "message"), [("box", HOSTILE)])
     print_json(value)
-    told = capsys.readouterr()
-    assert all(each.isprintable() or each in "\n\t" for each in told.out + told.err)
-    assert len(told.out.split("\n")) == 1 + 2 + 3 + 1
-    assert json.loads(told.out[told.out.index("{") :]) == value
+    output = capsys.readouterr()
+    assert all(character.isprintable() or character in "\n\t" for character in output.out + output.err)
+    assert len(output.out.split("\n")) == 1 + 2 + 3 + 1
+    assert json.loads(output.out[output.out.index("{") :]) == value

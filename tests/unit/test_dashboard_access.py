@@ -43,9 +43,9 @@ class Form(HTMLParser):
 
 @pytest.fixture
 def lab(tmp_path: Path) -> LiveLab:
-    made = LiveLab(tmp_path)
-    made.study()
-    return made
+    lab = LiveLab(tmp_path)
+    lab.study()
+    return lab
 
 
 def client(
@@ -72,9 +72,9 @@ def log_in(visitor: TestClient, token: str, **form: str) -> httpx.Response:
 @pytest.fixture
 def visitor(lab: LiveLab) -> Iterator[TestClient]:
     """Somebody with a session."""
-    with client(lab) as made:
-        assert log_in(made, agents.create_api_token(lab.store, "ann", Role.OPERATE)).status_code == 303
-        yield made
+    with client(lab) as visitor:
+        assert log_in(visitor, agents.create_api_token(lab.store, "ann", Role.OPERATE)).status_code == 303
+        yield visitor
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -18,7 +18,7 @@ from nas.serve.dashboard.access import LOOPBACK_HOSTS, AccessRules
 
 ROUTES = all_routes()
 LOGGING_IN = {"/login", "/logout"}
-"""What strangers may post to, and who leaves; tests/unit/test_dashboard_access.py has their tests."""
+"""Where strangers, and visitors who leave, may post; tests/unit/test_dashboard_access.py tests both."""
 
 ACTIONS = sorted(route.path for route in ROUTES if "POST" in route.methods and route.path not in LOGGING_IN)
 FOR_ADMINS = {"/devices/{id}/remove"}
@@ -34,30 +34,30 @@ FIELDS = {"study": "new", "space": space_text(), "reason": "for a test", "next":
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[DashboardLab]:
-    made = DashboardLab(tmp_path)
-    filled(made)
-    yield made
-    made.process.end()
+    lab = DashboardLab(tmp_path)
+    filled(lab)
+    yield lab
+    lab.process.end()
 
 
 @pytest.fixture(scope="module")
 def still(tmp_path_factory: pytest.TempPathFactory) -> DashboardLab:
-    """The same, for requests that must change nothing."""
+    """A lab like `lab`, for requests that must change nothing."""
     lab = DashboardLab(tmp_path_factory.mktemp("still"))
     filled(lab)
     return lab
 
 
 def path_of(action: str) -> str:
-    """Of an action on something that is there."""
+    """The path of an action on something that exists."""
     return action.replace("{name}", "study").replace("{id}", "box").replace("{number}", "0")
 
 
 def everything(lab: DashboardLab) -> Any:
-    """What actions change."""
-    kept = [(row.name, row.state, row.desired_state) for row in studies.all(lab.store)]
+    """Everything that actions may change."""
+    states = [(row.name, row.state, row.desired_state) for row in studies.all(lab.store)]
     newest = [events.newest(lab.store, row.id) for row in studies.all(lab.store)]
-    return kept, newest, devices.all(lab.store), devices.history(lab.store, "box"), lab.submitted.not_begun()
+    return states, newest, devices.all(lab.store), devices.history(lab.store, "box"), lab.submitted.not_begun()
 
 
 def test_there_is_no_other_way_to_change_something_than_to_post() -> None:
@@ -83,7 +83,7 @@ def test_an_action_takes_its_role(still: DashboardLab, action: str) -> None:
 
 def test_a_role_that_is_enough_acts(lab: DashboardLab) -> None:
     operator, admin = lab.visitor(Role.OPERATE), lab.visitor(Role.ADMIN)
-    for action in sorted(ACTIONS, key=lambda action: action in FOR_ADMINS):  # which leave less for the others
+    for action in sorted(ACTIONS, key=lambda action: action in FOR_ADMINS):  # theirs last: they leave less behind
         expected = (200,) if action == "/launch/check" else (303, 409)
         visitor = admin if action in FOR_ADMINS else operator
         assert visitor.post(path_of(action), **FIELDS).status_code in expected, action
@@ -127,11 +127,11 @@ def test_studies_are_paused_resumed_and_stopped(lab: DashboardLab) -> None:
         assert visitor.post(f"/studies/study/{order}").headers["Location"] == "/studies/study"
         assert studies.get(lab.store, "study").desired_state == order
         shown = Inputs(visitor.page("/studies").text)
-        assert set(shown.actions) == {f"/studies/study/{each}" for each in offered}
+        assert set(shown.actions) == {f"/studies/study/{action}" for action in offered}
         assert shown.fields["next"] == "/studies"
         for path in ("/studies/study", "/studies/study/now"):
-            own = Inputs(visitor.page(path).text)
-            assert own.actions == shown.actions and own.fields["next"] == "/studies/study"
+            inputs = Inputs(visitor.page(path).text)
+            assert inputs.actions == shown.actions and inputs.fields["next"] == "/studies/study"
 
 
 def test_a_trial_gets_a_star_tags_and_a_note(lab: DashboardLab) -> None:
@@ -209,7 +209,7 @@ def test_devices_are_steered_and_the_reason_is_kept(lab: DashboardLab) -> None:
     assert refused.status_code == 422 and "release it first" in refused.text
     page = visitor.page("/devices/box").text
     assert "for quarantine" in page and "for drain" in page
-    assert set(Inputs(page).actions) == {f"/devices/box/{each}" for each in ("drain", "release", "label", "reserve")}
+    assert set(Inputs(page).actions) == {f"/devices/box/{order}" for order in ("drain", "release", "label", "reserve")}
     assert after("release")[1:] == (Health.UNKNOWN, "for release")
     after("check")
     assert visitor.post("/devices/box/drain", reason="x\ny").status_code == 422

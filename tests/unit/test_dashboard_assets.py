@@ -11,7 +11,7 @@ import vendor_assets
 from vendor_assets import ASSETS, LOCK, WANTED
 
 LONGEST_LINE = 200
-"""Of what is written by hand: what others have packed for browsers has longer ones."""
+"""Of files written by hand: those that others packed for browsers have longer lines."""
 ENTRIES = json.loads(LOCK.read_text())
 
 
@@ -20,7 +20,7 @@ def test_every_file_is_ours_or_locked() -> None:
     assert locked <= {file.name for file in ASSETS.iterdir()}
     for file in ASSETS.iterdir():
         assert file.name in locked or max(map(len, file.read_text().splitlines())) <= LONGEST_LINE, file.name
-    assert [(e["package"], e["version"], e["source"], e["file"]) for e in ENTRIES] == [tuple(each) for each in WANTED]
+    assert [(e["package"], e["version"], e["source"], e["file"]) for e in ENTRIES] == [tuple(asset) for asset in WANTED]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: str(entry["file"]))
@@ -30,7 +30,7 @@ def test_a_file_is_what_was_locked(entry: dict[str, str]) -> None:
     assert entry["licence"]
 
 
-@pytest.mark.parametrize("name", [each.name for each in WANTED if each.name.endswith(".js")])
+@pytest.mark.parametrize("name", [asset.name for asset in WANTED if asset.name.endswith(".js")])
 def test_no_script_is_made_of_text(name: str) -> None:
     text = (ASSETS / name).read_text(encoding="utf-8")
     assert not re.search(r"(?<![\w.$])(?:eval|Function)\(", text)
@@ -38,7 +38,7 @@ def test_no_script_is_made_of_text(name: str) -> None:
 
 def test_another_content_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["vendor_assets.py"])
-    monkeypatch.setattr(vendor_assets, "_fetch", lambda wanted, folder: (b"something else", "MIT"))
+    monkeypatch.setattr(vendor_assets, "_fetch", lambda asset, folder: (b"something else", "MIT"))
     before = {file.name: file.read_bytes() for file in ASSETS.iterdir()}
     with pytest.raises(SystemExit, match=r"not what assets\.lock says"):
         vendor_assets.main()

@@ -32,7 +32,7 @@ class Page(HTMLParser):
     def __init__(self, markup: str) -> None:
         super().__init__()
         self.tags: list[str] = []
-        self.given: list[tuple[str, str, str]] = []
+        self.attributes: list[tuple[str, str, str]] = []
         self.text = ""
         self._open: list[str] = []
         self.feed(markup)
@@ -41,13 +41,13 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.given += [(tag, name, value or "") for name, value in attrs]
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
         if tag not in VOID:
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.given += [(tag, name, value or "") for name, value in attrs]
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
@@ -56,7 +56,7 @@ class Page(HTMLParser):
         self.text += data
 
     def values(self, name: str) -> list[str]:
-        return [value for _, given, value in self.given if given == name]
+        return [value for _, attribute, value in self.attributes if attribute == name]
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +82,12 @@ def page(client: TestClient, path: str) -> Page:
     return Page(answer.text)
 
 
-def harmless(found: Page) -> None:
+def harmless(document: Page) -> None:
     """Nothing runs, styles itself, or is fetched from elsewhere."""
-    assert {"style", "iframe", "object", "embed"}.isdisjoint(found.tags)
-    scripts = [value for value in found.values("src") if value.endswith(".js")]
-    assert found.tags.count("script") == len(scripts)
-    for _, name, value in found.given:
+    assert {"style", "iframe", "object", "embed"}.isdisjoint(document.tags)
+    scripts = [value for value in document.values("src") if value.endswith(".js")]
+    assert document.tags.count("script") == len(scripts)
+    for _, name, value in document.attributes:
         assert name != "style" and not name.startswith("on")
         if name in ("href", "src", "data-load"):
             assert value.startswith(("#", "/studies", "/devices", "/families", "/assets/"))
@@ -95,46 +95,46 @@ def harmless(found: Page) -> None:
 
 def test_every_trial_has_a_page(client: TestClient, bed: Bed) -> None:
     for row in trials.all(bed.store, 1):
-        found = page(client, f"/studies/study/trials/{row.number}")
-        harmless(found)
-        assert row.status.state in found.text
-        ids = found.values("id")
+        document = page(client, f"/studies/study/trials/{row.number}")
+        harmless(document)
+        assert row.status.state in document.text
+        ids = document.values("id")
         assert len(ids) == len(set(ids))
-        assert set(found.values("aria-labelledby")) | set(found.values("data-copy")) <= set(ids)
+        assert set(document.values("aria-labelledby")) | set(document.values("data-copy")) <= set(ids)
 
 
 def test_a_complete_trial_s_page_shows_what_its_json_tells(client: TestClient, bed: Bed) -> None:
     (view,) = candidate_views(bed.store, snapshot(bed.store), [0])
     assert view.state == TrialState.COMPLETE
-    found = page(client, "/studies/study/trials/0")
-    assert view.layout.text in found.text
-    assert "picture picture-strip" in found.values("class")
-    axes = [(plot["x"]["label"], plot["y"]["label"]) for plot in map(json.loads, found.values("data-plot"))]
+    document = page(client, "/studies/study/trials/0")
+    assert view.layout.text in document.text
+    assert "picture picture-strip" in document.values("class")
+    axes = [(plot["x"]["label"], plot["y"]["label"]) for plot in map(json.loads, document.values("data-plot"))]
     assert axes == [("token", "ms per token"), ("ms per token", "samples")]
-    assert "no training yet" in found.text
+    assert "no training yet" in document.text
     for command in view.commands:
-        assert command.command in found.text
-    for each in view.artifacts:
-        assert each.sha256 in found.values("title")
+        assert command.command in document.text
+    for artifact in view.artifacts:
+        assert artifact.sha256 in document.values("title")
     assert client.get("/studies/study/trials/0.json").json() == view.model_dump(mode="json")
 
 
 def test_a_comparison_shows_what_its_json_tells(client: TestClient, bed: Bed) -> None:
-    found = page(client, "/studies/study/compare?trial=1&trial=0&trial=2")
-    harmless(found)
-    classes = found.values("class")
+    document = page(client, "/studies/study/compare?trial=1&trial=0&trial=2")
+    harmless(document)
+    classes = document.values("class")
     assert sum("picture-strip" in value for value in classes) == 3
-    assert any("share of samples" in value for value in found.values("data-plot"))
-    told = client.get("/studies/study/compare.json?trial=1&trial=0&trial=2").json()
-    assert told == comparison_view(bed.store, snapshot(bed.store), [1, 0, 2]).model_dump(mode="json")
-    assert "/studies/study/compare.json?trial=1&trial=0&trial=2" in found.values("href")
+    assert any("share of samples" in value for value in document.values("data-plot"))
+    view = client.get("/studies/study/compare.json?trial=1&trial=0&trial=2").json()
+    assert view == comparison_view(bed.store, snapshot(bed.store), [1, 0, 2]).model_dump(mode="json")
+    assert "/studies/study/compare.json?trial=1&trial=0&trial=2" in document.values("href")
 
 
 def test_forecasts_are_a_part_of_a_page(client: TestClient) -> None:
-    found = page(client, "/studies/study/trials/2/forecasts")
-    harmless(found)
-    told = client.get("/studies/study/trials/2/forecasts.json").json()
-    assert found.tags.count("tr") == 1 + len(told["forecasts"])
+    document = page(client, "/studies/study/trials/2/forecasts")
+    harmless(document)
+    view = client.get("/studies/study/trials/2/forecasts.json").json()
+    assert document.tags.count("tr") == 1 + len(view["forecasts"])
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_stored_text_is_never_markup(bed: Bed, template: str) -> None:
         update={"name": HOSTILE, "reason": HOSTILE, "operator": HOSTILE, "note": HOSTILE, "measurements": (place,)}
     )
     view = hostile if template == "candidate.html" else comparison.model_copy(update={"candidates": (hostile, hostile)})
-    found = Page(_templates.get_template(template).render(view=view, visitor=None, path="/", most=6))
-    harmless(found)
-    assert HOSTILE.lower() in found.text.lower()
+    document = Page(_templates.get_template(template).render(view=view, visitor=None, path="/", most=6))
+    harmless(document)
+    assert HOSTILE.lower() in document.text.lower()
 
 
 def test_every_class_of_the_pictures_that_takes_a_colour_has_one() -> None:

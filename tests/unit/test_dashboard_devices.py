@@ -24,9 +24,9 @@ PLACE = ("box", "llama.cpp", "b7000")
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[DashboardLab]:
-    made = DashboardLab(tmp_path)
-    yield made
-    made.process.end()
+    lab = DashboardLab(tmp_path)
+    yield lab
+    lab.process.end()
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def shown(visitor: Visitor, path: str) -> Page:
 
 def test_the_list_and_its_twin_say_the_same(lab: DashboardLab, visitor: Visitor) -> None:
     devices.set_health(lab.store, "box", Health.MAINTENANCE, "battery swollen")
-    (told,) = visitor.client.get("/devices.json").json()["devices"]
-    assert told == fleet.page_of_devices(lab.store, limit=9).model_dump(mode="json")["devices"][0]
+    (row,) = visitor.client.get("/devices.json").json()["devices"]
+    assert row == fleet.page_of_devices(lab.store, limit=9).model_dump(mode="json")["devices"][0]
     text = shown(visitor, "/devices").text
     assert "box" in text and "maintenance: battery swollen" in text and "never" in text
 
@@ -62,7 +62,7 @@ def test_many_devices_come_in_pages(
         add_device(lab.store, name, agent=f"of-{name}")
     seen, path = [], "/devices"
     while path:
-        seen += [each["id"] for each in visitor.client.get(path.replace("/devices", "/devices.json")).json()["devices"]]
+        seen += [row["id"] for row in visitor.client.get(path.replace("/devices", "/devices.json")).json()["devices"]]
         tags = shown(visitor, path).tags
         path = next((str(named["href"]) for tag, named in tags if named.get("rel") == "next"), "")
     assert seen == ["a", "box", "c", "d", "e"]
@@ -101,12 +101,12 @@ def test_drift_and_temperature_are_drawn(lab: DashboardLab, visitor: Visitor) ->
     for number in range(10):
         lab.clock.time += 600
         calibrations.note_runs(lab.store, PLACE, f"job-{number}", [CALM, replace(CALM, calm=False)], 212.5)
-    told = visitor.client.get("/devices/box.json").json()
-    assert len(told["drift"][0]["runs"]) == 20
+    view = visitor.client.get("/devices/box.json").json()
+    assert len(view["drift"][0]["runs"]) == 20
     page = shown(visitor, "/devices/box")
     assert "The reference takes 212.5 ms." in page.text and "by +1.0 %" in page.text
     (plot,) = [json.loads(str(named["data-plot"])) for _, named in page.tags if "data-plot" in named]
-    drawn = {each["name"]: len(each["points"]) for each in plot["series"]}
+    drawn = {series["name"]: len(series["points"]) for series in plot["series"]}
     assert drawn == {"calm": 10, "disturbed": 10, "temperature": 20} and plot["right"] == "°C"
 
 
@@ -130,8 +130,8 @@ def test_a_device_that_is_not_there_is_said_with_the_nearest(visitor: Visitor) -
 
 def test_names_notes_tags_and_who_waits_are_shown_and_escaped(lab: DashboardLab, visitor: Visitor) -> None:
     hostile = "<script>alert(1)</script>"
-    wanted = fleet.LabelRequest(name=f"{hostile} name", note=f"{hostile} note", tags=["fast"])
-    fleet.label_device(lab.store, "box", wanted)
+    labels = fleet.LabelRequest(name=f"{hostile} name", note=f"{hostile} note", tags=["fast"])
+    fleet.label_device(lab.store, "box", labels)
     study = lab.study()
     put(lab.store, "a", trial=(study, None))
     put(lab.store, "b", trial=(study, None))
@@ -141,8 +141,8 @@ def test_names_notes_tags_and_who_waits_are_shown_and_escaped(lab: DashboardLab,
         text = Page(page).text
         for expected in (f"{hostile} name", f"{hostile} note", "fast", "(2 jobs)"):
             assert expected in text
-    (told,) = visitor.client.get("/devices.json").json()["devices"]
-    assert (told["name"], told["queue"][0]["jobs"]) == (f"{hostile} name", 2)
+    (row,) = visitor.client.get("/devices.json").json()["devices"]
+    assert (row["name"], row["queue"][0]["jobs"]) == (f"{hostile} name", 2)
     queue = visitor.client.get("/studies/study.json").json()["queue"]["jobs"]
     assert sorted((job["place"], job["queued"]) for job in queue) == [(1, 2), (2, 2)]
     assert "queued, 2 of 2" in shown(visitor, "/studies/study").text

@@ -106,10 +106,10 @@ def test_a_member_shows_all_of_its_stages(visitor: TestClient, home: Path) -> No
 def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Path) -> None:
     write_family(home)
     view = told(visitor, "/families/demo.json")
-    assert [each["member"]["size"] for each in view["members"]] == ["4M", "12M"]
+    assert [member["member"]["size"] for member in view["members"]] == ["4M", "12M"]
     (compared,) = view["comparisons"]
     names = ["demo 4M", "other 5M", "other 10M", "demo 12M"]
-    assert [each["model"]["name"] for each in compared["models"]] == names
+    assert [model["model"]["name"] for model in compared["models"]] == names
     assert [kind["label"] for kind in compared["kinds"]] == [
         "prefill at 1,024 tokens",
         "decode at 0 tokens",
@@ -176,7 +176,7 @@ def test_a_record_cannot_name_what_is_not_the_members(visitor: TestClient, home:
     write_record(folder / FILES, record.model_copy(update={"files": (outside,)}))
     answer = visitor.get(f"/families/demo/4M/files/{path.replace('/', '%2F')}")
     refused = ("outside of its folder", "leaves the member's folder")
-    assert answer.status_code == 422 and any(told in answer.text for told in refused)
+    assert answer.status_code == 422 and any(reason in answer.text for reason in refused)
 
 
 def test_a_file_that_is_not_what_was_written_is_not_sent(visitor: TestClient, home: Path) -> None:
@@ -226,8 +226,8 @@ def test_a_family_has_a_report_to_send(home: Path, tmp_path: Path) -> None:
     done = nas("family", "report", "demo", "-o", str(output))
     assert done.code == 0, done.err
     text = output.read_text()
-    for wanted in ("A family of 2 models", "demo 4M", "other 10M", "because it is faster", "72 %", "81 to 99"):
-        assert wanted in re.sub("<[^>]*>", "", text), wanted
+    for phrase in ("A family of 2 models", "demo 4M", "other 10M", "because it is faster", "72 %", "81 to 99"):
+        assert phrase in re.sub("<[^>]*>", "", text), phrase
     assert "<script" not in text and "<link" not in text and "data-plot" not in text
     assert not re.search(r"""(?:src|href)=["'](?!#)""", text), "it fetches nothing"
     assert nas("family", "report", "dmo", "-o", str(output)).code == 3

@@ -27,7 +27,7 @@ EXAMPLES = int(os.environ.get("HILNAS_FUZZ", examples(12)))
 ROUTES = {f"{method} {route.path}": route for route in all_routes() for method in sorted(route.methods)}
 THERE = {"name": ["study", "mine"], "id": ["box"], "number": ["0", "1"], "trial": ["0", "1"], "space": ["lfm2-demo"],
          "size": ["4M", "12M"], "path": ["gguf/model q4_0.gguf"]}  # fmt: skip
-"""Parameter -> what is there."""
+"""Parameter -> values that exist."""
 FIELDS = ["next", "reason", "study", "space", "trials", "warm_start", "file", "token"]
 
 words = st.one_of(
@@ -43,25 +43,25 @@ forms = st.dictionaries(st.sampled_from(FIELDS) | words, words | st.just(space_t
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardLab]:
     """A little of everything."""
-    made = DashboardLab(tmp_path_factory.mktemp("fuzz"))
-    study = made.study()
-    made.complete(study, 1.0, 1.5, 1.5)
-    made.propose(study)
+    lab = DashboardLab(tmp_path_factory.mktemp("fuzz"))
+    study = lab.study()
+    lab.complete(study, 1.0, 1.5, 1.5)
+    lab.propose(study)
     write_family(paths.home(), "study")
-    made.submitted.submit("mine", space_text(), by="somebody")
-    events.append(made.store, study, {"what": "something that no page knows"})
-    yield made
-    made.process.end()
+    lab.submitted.submit("mine", space_text(), by="somebody")
+    events.append(lab.store, study, {"what": "something that no page knows"})
+    yield lab
+    lab.process.end()
 
 
 def values(name: str) -> st.SearchStrategy[str]:
-    """For a parameter: what is there, mostly; or anything."""
-    known = st.sampled_from(THERE[name]) if name in THERE else words
-    return st.one_of(known, known, known, words)
+    """Values of a parameter: mostly those that exist, sometimes anything."""
+    choices = st.sampled_from(THERE[name]) if name in THERE else words
+    return st.one_of(choices, choices, choices, words)
 
 
 def path_of(route: APIRoute, draw: Any) -> str:
-    """With what is there in place of the parameters, or anything."""
+    """The path of a route, with values in place of its parameters."""
     path = route.path
     for field in route.dependant.path_params:
         place = f"{{{field.alias}:path}}" if f"{{{field.alias}:path}}" in path else f"{{{field.alias}}}"
@@ -70,14 +70,14 @@ def path_of(route: APIRoute, draw: Any) -> str:
 
 
 def query_of(route: APIRoute, draw: Any) -> str:
-    """Of the parameters that the route knows, and others; some twice."""
-    known = [field.alias for field in route.dependant.query_params]
-    names = draw(st.lists(st.sampled_from([*known, "x"]) | words, max_size=4))
+    """A query of parameters that the route knows, and of others; some occur twice."""
+    parameters = [field.alias for field in route.dependant.query_params]
+    names = draw(st.lists(st.sampled_from([*parameters, "x"]) | words, max_size=4))
     return urlencode([(name, draw(values(name))) for name in names])
 
 
 def check(answer: httpx.Response) -> None:
-    """What holds for every answer."""
+    """Checks what holds for every answer."""
     assert answer.status_code < 500, answer.text
     kind = answer.headers.get("Content-Type", "")
     if kind.startswith("text/html"):

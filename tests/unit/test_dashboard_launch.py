@@ -30,9 +30,9 @@ TYPED = "v: 1\r\nname: x\r\nmodle: {}  # \u202eright <b>&amp;\r\n"
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[DashboardLab]:
-    made = DashboardLab(tmp_path)
-    yield made
-    made.process.end()
+    lab = DashboardLab(tmp_path)
+    yield lab
+    lab.process.end()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def visitor(lab: DashboardLab) -> Visitor:
 
 @pytest.fixture(scope="module")
 def still(tmp_path_factory: pytest.TempPathFactory) -> DashboardLab:
-    """One with a study, for what is refused."""
+    """A lab with a study, for launches that are refused."""
     lab = DashboardLab(tmp_path_factory.mktemp("still"))
     lab.study()
     return lab
@@ -71,12 +71,12 @@ def test_a_packaged_space_is_shown_to_begin_with(visitor: Visitor) -> None:
 def test_a_study_is_launched_and_waits_until_it_begins(lab: DashboardLab, visitor: Visitor) -> None:
     answer = launch(visitor, trials="7")
     assert (answer.status_code, answer.headers["Location"]) == (303, "/submissions/mine")
-    found = lab.submitted.find("mine")
-    assert found is not None
-    assert (found.trials, found.submitted_by) == (7, "operate")
+    submission = lab.submitted.find("mine")
+    assert submission is not None
+    assert (submission.trials, submission.submitted_by) == (7, "operate")
     assert (lab.home / "studies" / "mine" / "space.yaml").read_text() == space_text()
     assert "until a slot is free" in visitor.page("/submissions/mine").text
-    assert [each["study"] for each in visitor.client.get("/studies.json").json()["waiting"]] == ["mine"]
+    assert [entry["study"] for entry in visitor.client.get("/studies.json").json()["waiting"]] == ["mine"]
     assert "/submissions/mine" in visitor.page("/studies").text
     space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
     studies.create(lab.store, "mine", space, seed=0, version="0")
@@ -93,8 +93,8 @@ def test_one_that_waits_is_stopped_and_taken_up_again(lab: DashboardLab, visitor
     assert "stopped while it waited" in page
     assert Inputs(page).actions == ["/studies/mine/run"]
     visitor.post("/studies/mine/run")
-    told = visitor.client.get("/submissions/mine.json").json()
-    assert (told["begun"], told["submission"]["state"]) == (False, "queued")
+    view = visitor.client.get("/submissions/mine.json").json()
+    assert (view["begun"], view["submission"]["state"]) == (False, "queued")
     assert visitor.page("/submissions/mien").status_code == 404
 
 
@@ -104,25 +104,25 @@ def test_problems_are_told_at_their_line_and_the_text_is_kept(lab: DashboardLab,
     assert answer.status_code == 422
     assert "Line 3: modle: unknown key &#39;modle&#39;; did you mean &#39;model&#39;?" in answer.text
     assert "<code>modle: {}  # \\u202eright &lt;b&gt;&amp;amp;</code>" in answer.text
-    kept = Inputs(answer.text)
-    assert kept.areas["space"] == TYPED.replace("\r\n", "\n")
-    assert (kept.fields["study"], kept.fields["trials"], kept.fields["warm_start"]) == ("mine", "9", "study")
+    inputs = Inputs(answer.text)
+    assert inputs.areas["space"] == TYPED.replace("\r\n", "\n")
+    assert (inputs.fields["study"], inputs.fields["trials"], inputs.fields["warm_start"]) == ("mine", "9", "study")
     assert lab.submitted.not_begun() == []
 
 
 def test_ten_mistakes_are_ten_problems(lab: DashboardLab, visitor: Visitor) -> None:
     answer = launch(visitor, space=ten_mistakes.TEXT)
     assert answer.status_code == 422
-    found = html.unescape(answer.text.partition('id="space-problems">')[2].partition("</ul>")[0])
-    lines = [part.split("<")[0].strip() for part in found.split("Line ")[1:]]
+    problems = html.unescape(answer.text.partition('id="space-problems">')[2].partition("</ul>")[0])
+    lines = [part.split("<")[0].strip() for part in problems.split("Line ")[1:]]
     ten_mistakes.are_found(lines, "")
     assert lab.submitted.not_begun() == []
 
 
 def test_a_space_is_checked_without_a_launch(lab: DashboardLab, visitor: Visitor) -> None:
     answer = visitor.post("/launch/check", space=ten_mistakes.TEXT)
-    found = html.unescape(answer.text.partition('id="space-problems">')[2].partition("</ul>")[0])
-    ten_mistakes.are_found([part.split("<")[0].strip() for part in found.split("Line ")[1:]], "")
+    problems = html.unescape(answer.text.partition('id="space-problems">')[2].partition("</ul>")[0])
+    ten_mistakes.are_found([part.split("<")[0].strip() for part in problems.split("Line ")[1:]], "")
     assert "Nothing was launched" not in answer.text
     text = space_text()
     answer = visitor.post("/launch/check", space=text, study="../x")
@@ -178,12 +178,12 @@ def test_a_check_ends_where_no_layout_is_found(visitor: Visitor, monkeypatch: py
 
 def test_a_preview_has_what_was_drawn_before_drawing_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     space = load_space("lfm2-demo")
-    found = [Sampler(space).draw(np.random.default_rng(0))]
+    layouts = [Sampler(space).draw(np.random.default_rng(0))]
 
     def draw(self: Sampler, rng: Rng, until: float) -> Layout:
-        if not found:
+        if not layouts:
             raise InvalidInput("1000 draws gave no layout")
-        return found.pop()
+        return layouts.pop()
 
     monkeypatch.setattr(Sampler, "draw", draw)
     assert preview_of(space).drawn == 1
@@ -214,8 +214,8 @@ def test_each_problem_stands_at_its_field(
 ) -> None:  # fmt: skip
     answer = launch(refused, **fields)
     assert answer.status_code == 422
-    told = answer.text.partition(f'id="{id}-problems">')[2].partition("</ul>")[0]
-    assert message in told
+    problems = answer.text.partition(f'id="{id}-problems">')[2].partition("</ul>")[0]
+    assert message in problems
     assert 'aria-invalid="true"' in answer.text
     assert still.submitted.not_begun() == []
 
@@ -267,9 +267,9 @@ def test_removed_devices_are_not_offered_and_cannot_be_named(lab: DashboardLab, 
 
 
 def test_programs_are_told_what_a_study_can_be_made_of(visitor: Visitor) -> None:
-    told = visitor.client.get("/launch.json?space=lfm2-demo").json()
-    assert told["spaces"] == list_spaces() and told["devices"] == ["local", "box"]
-    assert "name: lfm2-demo" in told["form"]["space"]
+    view = visitor.client.get("/launch.json?space=lfm2-demo").json()
+    assert view["spaces"] == list_spaces() and view["devices"] == ["local", "box"]
+    assert "name: lfm2-demo" in view["form"]["space"]
 
 
 def test_the_list_says_who_submitted_and_is_filtered(lab: DashboardLab, visitor: Visitor) -> None:
@@ -278,7 +278,7 @@ def test_the_list_says_who_submitted_and_is_filtered(lab: DashboardLab, visitor:
     for name in ("mine", "other"):
         studies.create(lab.store, name, space, seed=0, version="0")
     listed = visitor.client.get("/studies.json?text=MIN").json()["studies"]
-    assert [(each["name"], each["submitted_by"]) for each in listed] == [("mine", "operate")]
+    assert [(study["name"], study["submitted_by"]) for study in listed] == [("mine", "operate")]
     page = visitor.page("/studies").text
     assert "submitted by operate" in page and ">other</a>" in page
     assert ">mine</a>" not in visitor.page("/studies?text=oth").text

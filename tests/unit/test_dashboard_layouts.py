@@ -45,7 +45,7 @@ SHARES = [
 ]
 PICTURES: dict[str, Callable[[str], Markup]] = {
     "strip": lambda name: layout_strip([*MIXED, None], name),
-    "depth": lambda name: depth_shares([each.model_copy(update={"kind": name}) for each in SHARES], "mixer"),
+    "depth": lambda name: depth_shares([share.model_copy(update={"kind": name}) for share in SHARES], "mixer"),
 }
 
 
@@ -54,15 +54,15 @@ def parsed(drawn: Markup) -> ElementTree.Element:
 
 
 def shapes(drawn: Markup, tag: str, kind: str = "") -> Iterator[ElementTree.Element]:
-    return (each for each in parsed(drawn).iter(SVG + tag) if kind in each.get("class", "").split() or not kind)
+    return (shape for shape in parsed(drawn).iter(SVG + tag) if kind in shape.get("class", "").split() or not kind)
 
 
 @pytest.mark.parametrize("kind", PICTURES)
 @pytest.mark.parametrize("name", ["plain", HOSTILE])
 def test_a_drawing_is_labelled_shapes_and_text(kind: str, name: str) -> None:
     root = parsed(PICTURES[kind](name))
-    assert {each.tag.removeprefix(SVG) for each in root.iter()} <= DRAWN
-    assert {attribute for each in root.iter() for attribute in each.attrib} <= ATTRIBUTES
+    assert {element.tag.removeprefix(SVG) for element in root.iter()} <= DRAWN
+    assert {attribute for element in root.iter() for attribute in element.attrib} <= ATTRIBUTES
     assert root.get("role") == "img" and f"picture-{kind}" in root.get("class", "").split()
     assert root[0].tag == SVG + "title" and root[0].text == root.get("aria-label")
     assert "\x00" not in "".join(root.itertext())
@@ -71,7 +71,7 @@ def test_a_drawing_is_labelled_shapes_and_text(kind: str, name: str) -> None:
 @pytest.mark.parametrize("kind", PICTURES)
 def test_every_class_is_in_the_style_sheet(kind: str) -> None:
     styles = Path(nas.serve.dashboard.__file__).with_name("assets").joinpath("plots.css").read_text()
-    classes = {name for each in parsed(PICTURES[kind]("what")).iter() for name in each.get("class", "").split()}
+    classes = {name for element in parsed(PICTURES[kind]("what")).iter() for name in element.get("class", "").split()}
     assert {name for name in classes - {"layer"} if f".{name} " not in styles} == set()
 
 
@@ -81,11 +81,11 @@ def test_a_strip_has_a_column_a_layer_and_a_block_for_each_of_its_blocks() -> No
     assert [len(list(column.iter(SVG + "rect"))) for column in columns] == [2, 3, 1, 1, 2]
     assert [column[-1].text for column in columns] == ["C", "A&C", "-", "A", "^0"]
     assert len(list(shapes(drawn, "rect", "shared"))) == 2
-    told = [each.text or "" for each in shapes(drawn, "title")]
-    assert any("layer 1: A2/1, grouped-query attention" in each and "cache" in each for each in told)
-    assert any("weights of layer 0" in each for each in told)
-    assert any("active" in each and "moe" in each for each in told)
-    assert [each.tag for each in parsed(layout_strip([], "a"))] == [SVG + "title", SVG + "line"]
+    titles = [title.text or "" for title in shapes(drawn, "title")]
+    assert any("layer 1: A2/1, grouped-query attention" in title and "cache" in title for title in titles)
+    assert any("weights of layer 0" in title for title in titles)
+    assert any("active" in title and "moe" in title for title in titles)
+    assert [element.tag for element in parsed(layout_strip([], "a"))] == [SVG + "title", SVG + "line"]
 
 
 def test_areas_are_weights() -> None:
@@ -117,7 +117,7 @@ def compared(*texts: str) -> ComparisonView:
 
 def marked_layers(drawn: Markup) -> list[int]:
     columns = shapes(drawn, "g", "layer")
-    return [index for index, each in enumerate(columns) if "marked" in each.get("class", "").split()]
+    return [index for index, column in enumerate(columns) if "marked" in column.get("class", "").split()]
 
 
 def test_only_kinds_that_most_layouts_do_not_have_are_marked() -> None:
@@ -126,8 +126,8 @@ def test_only_kinds_that_most_layouts_do_not_have_are_marked() -> None:
         for width, mixers in ((320, "C3 A2/1 C3"), (640, "C3 C3 C3"), (960, "A2/1 C3 C3"))
     )
     drawn = aligned_strips(compared(one, other, third))
-    assert [marked_layers(each) for each in drawn] == [[1], [], [0]], "widths differ everywhere"
-    assert [marked_layers(each) for each in aligned_strips(compared(one, other))] == [[], [1]]
+    assert [marked_layers(strip) for strip in drawn] == [[1], [], [0]], "widths differ everywhere"
+    assert [marked_layers(strip) for strip in aligned_strips(compared(one, other))] == [[], [1]]
 
 
 def test_thumbnails_of_a_list_share_a_scale() -> None:
@@ -135,20 +135,20 @@ def test_thumbnails_of_a_list_share_a_scale() -> None:
     most = tallest_of([small, large])
     assert most == tallest(layers(large)) and tallest_of([]) == 1
     heights = [
-        [float(each.get("height", 0)) for each in shapes(layout_thumbnail(text, most), "rect")][-1]
+        [float(shape.get("height", 0)) for shape in shapes(layout_thumbnail(text, most), "rect")][-1]
         for text in (small, large)
     ]
     assert heights[0] < 0.6 * heights[1]
 
 
 def test_shares_are_stacked_by_depth() -> None:
-    titles = [each.text for each in shapes(depth_shares(SHARES, "mixer"), "title")][1:]
+    titles = [title.text for title in shapes(depth_shares(SHARES, "mixer"), "title")][1:]
     assert titles[0] == "front: conv: 50 % of the depth from 0 % to 50 %" and len(titles) == 6
-    without = [each.model_copy(update={"front": None}) for each in SHARES]
+    without = [share.model_copy(update={"front": None}) for share in SHARES]
     assert len(list(shapes(depth_shares(without, "mixer"), "rect"))) == 3
 
 
 def test_kinds_of_blocks_have_colours_of_their_own() -> None:
-    own = [hue(kind) for kind in BLOCKS if type(BLOCKS[kind]).__module__.startswith("nas.model.blocks")]
-    assert len(set(own)) == len(own) >= 11
-    assert hue("somebody_elses") == hue("somebody_elses") not in own
+    colours = [hue(kind) for kind in BLOCKS if type(BLOCKS[kind]).__module__.startswith("nas.model.blocks")]
+    assert len(set(colours)) == len(colours) >= 11
+    assert hue("somebody_elses") == hue("somebody_elses") not in colours

@@ -128,11 +128,11 @@ def test_the_list_comes_in_pages_newest_first(
     seen: list[str] = []
     path = "/studies"
     while path:
-        told = visitor.get(path.replace("/studies", "/studies.json")).json()
-        seen += [line["name"] for line in told["studies"]]
+        view = visitor.get(path.replace("/studies", "/studies.json")).json()
+        seen += [line["name"] for line in view["studies"]]
         tags = Page(visitor.get(path, headers=HTML).text).tags
         path = next((str(named["href"]) for tag, named in tags if named.get("rel") == "next"), "")
-        assert (told["next"] is None) == (path == "")
+        assert (view["next"] is None) == (path == "")
     assert seen == list("edcba")
 
 
@@ -152,9 +152,9 @@ def test_errors_are_pages_for_people_and_json_for_programs(visitor: TestClient, 
     shown = visitor.get(path, headers=HTML)
     assert shown.status_code in (404, 422) and shown.headers["Content-Type"].startswith("text/html")
     assert "<script>" not in shown.text and Page(shown.text).text
-    told = visitor.get(path)
-    assert told.status_code == shown.status_code
-    assert set(told.json()) == {"error", "kind", "request_id"}
+    answer = visitor.get(path)
+    assert answer.status_code == shown.status_code
+    assert set(answer.json()) == {"error", "kind", "request_id"}
 
 
 def test_an_unknown_path_is_a_page_for_strangers_too_but_not_under_the_api(tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_a_page_can_be_asked_for_without_its_body(visitor: TestClient) -> None:
 
 def test_our_own_scripts_stay_small_and_ask_nobody_else() -> None:
     vendored = {entry["file"] for entry in json.loads((ASSETS / "assets.lock").read_text())}
-    own = [script.read_text() for script in ASSETS.glob("*.js") if script.name not in vendored]
-    lines = [line.strip() for script in own for line in script.splitlines()]
+    scripts = [script.read_text() for script in ASSETS.glob("*.js") if script.name not in vendored]
+    lines = [line.strip() for script in scripts for line in script.splitlines()]
     assert sum(1 for line in lines if line and not line.startswith("//")) < 815
     asking = r"https?:|\beval\b|\bFunction\(|(?:inner|outer)HTML\s*\+?=(?!=)|insertAdjacent|document\.write"
-    assert not re.search(asking, "".join(own))
+    assert not re.search(asking, "".join(scripts))

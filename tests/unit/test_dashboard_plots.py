@@ -40,16 +40,16 @@ class Elements(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
 
 def described(plot: Plot) -> dict[str, Any]:
-    """What the script gets."""
-    [(_, attributes), *_] = Elements(str(escape(plot))).found
+    """The description that the script gets."""
+    [(_, attributes), *_] = Elements(str(escape(plot))).elements
     description: dict[str, Any] = json.loads(attributes["data-plot"] or "")
     assert attributes["role"] == "img" and attributes["aria-label"] == description["label"] == plot.label
     return description
@@ -84,11 +84,11 @@ PLOTS: dict[str, Callable[[str], Plot]] = {
 @pytest.mark.parametrize("kind", PLOTS)
 def test_hostile_text_stays_text(kind: str) -> None:
     text = str(escape(PLOTS[kind](HOSTILE)))
-    assert {tag for tag, _ in Elements(text).found} <= {"div", "noscript"}
-    assert {name for _, attributes in Elements(text).found for name in attributes} == {
+    assert {tag for tag, _ in Elements(text).elements} <= {"div", "noscript"}
+    assert {name for _, attributes in Elements(text).elements for name in attributes} == {
         "class", "role", "aria-label", "data-plot",
     }  # fmt: skip
-    description = str(json.loads(Elements(text).found[0][1]["data-plot"] or ""))
+    description = str(json.loads(Elements(text).elements[0][1]["data-plot"] or ""))
     assert text.isprintable() and description.isprintable() and "\u202e" not in description
 
 
@@ -129,10 +129,10 @@ def test_equal_samples_have_one_bin() -> None:
 
 def test_distributions_name_each_series_and_those_without_samples() -> None:
     plot = cumulative({"one": [1.0, 2, 3], "two": [2.0, 4], "none": []}, "a", "ms")
-    assert [each.name for each in plot.series] == ["one, median 2", "two, median 3"]
-    assert len({each.hue for each in plot.series}) == 2
+    assert [series.name for series in plot.series] == ["one, median 2", "two, median 3"]
+    assert len({series.hue for series in plot.series}) == 2
     assert "none: no samples" in plot.label
-    (series,) = cumulative({"a": [float(each) for each in range(10_000)]}, "a", "ms").series
+    (series,) = cumulative({"a": [float(number) for number in range(10_000)]}, "a", "ms").series
     assert len(series.points) == MOST_STEPS
 
 
@@ -146,7 +146,7 @@ def test_a_trace_keeps_its_peaks_however_long_it_is() -> None:
 
 def test_a_trace_tells_temperatures_and_why_repetitions_were_refused() -> None:
     plot = trace(run([1.0, 1.0], 40.0), run([2.0], 44.0, "it throttled"), run([1.0], 41.0))
-    assert [each.name for each in plot.series] == ["counted", "refused: it throttled", "temperature"]
+    assert [series.name for series in plot.series] == ["counted", "refused: it throttled", "temperature"]
     counted, refused, temperature = plot.series
     assert [x for x, y in counted.points if y is not None] == [0, 1, 3] and (1.5, None) in counted.points
     assert refused.points[0] == (2, 2.0) and refused.hue != counted.hue

@@ -39,25 +39,25 @@ PROXY = "10.0.0.1"
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardLab]:
     """A store in which every text that somebody else may have chosen is hostile."""
     rules = AccessRules(proxies=(ip_network(PROXY),), proxy_roles={MARKUP: Role.ADMIN})
-    made = DashboardLab(tmp_path_factory.mktemp("stored"), rules)
-    fill_studies(made)
-    fill_devices(made)
-    made.submitted.submit("waits", space_text(), by=HOSTILE)
-    folder = SubmissionFolder(made.home / "studies" / "waits")
-    found = folder.read()
-    assert found is not None
+    lab = DashboardLab(tmp_path_factory.mktemp("stored"), rules)
+    fill_studies(lab)
+    fill_devices(lab)
+    lab.submitted.submit("waits", space_text(), by=HOSTILE)
+    folder = SubmissionFolder(lab.home / "studies" / "waits")
+    submission = folder.read()
+    assert submission is not None
     ended = {"state": SubmissionState.ENDED, "message": f"{HOSTILE}\nsecond line", "exit_code": 1, "space": HOSTILE}
-    folder.write(found.model_copy(update=ended))
-    yield made
-    made.process.end()
+    folder.write(submission.model_copy(update=ended))
+    yield lab
+    lab.process.end()
 
 
 def fill_studies(lab: DashboardLab) -> None:
-    """One with a trial that failed, one with a trial that cannot be read, and one that itself cannot."""
+    """A study with a failed trial, one with a trial that cannot be read, and one that cannot be read itself."""
     study = lab.study()
     lab.complete(study, 1.0, 1.5, 1.5)
-    made = proposal(4096, operator=HOSTILE[:64], parents=(0,), record={"engine": HOSTILE, HOSTILE: HOSTILE})
-    failed = trials.propose(lab.store, study, [made])[0].number
+    candidate = proposal(4096, operator=HOSTILE[:64], parents=(0,), record={"engine": HOSTILE, HOSTILE: HOSTILE})
+    failed = trials.propose(lab.store, study, [candidate])[0].number
     trials.add_event(lab.store, study, failed, EventKind.FAILED, {"reason": HOSTILE, HOSTILE: [HOSTILE]})
     results.put(lab.store, key("hostile"), "measure", measured(), seconds=2.0, trial=(study, failed))
     events.append(lab.store, study, {"what": HOSTILE, "message": HOSTILE})
@@ -75,19 +75,19 @@ def fill_studies(lab: DashboardLab) -> None:
 
 
 def measured() -> dict[str, Any]:
-    """A measurement that gave nothing, and says so in such words."""
+    """A measurement without figures, for which it gives hostile reasons."""
     nothing = Figure(value=None, unit=MARKUP, reason=HOSTILE)
     repetition = Repetition(valid=False, reason=HOSTILE, sample=sample())
-    made = Measurement(
+    measurement = Measurement(
         artifact=HOSTILE, runtime="fake", build=HOSTILE, patched=False, device="box", repetitions=[repetition],
         workload=tiny_space().workloads["chat"], refused_share=1.0, protocol=PROTOCOL_VERSION,
         figures=figures(1.0, 1.0) | {"latency": nothing, "peak_rss": nothing, HOSTILE: nothing},
     )  # fmt: skip
-    return {"value": made.model_dump(mode="json"), "seconds": 2.0}
+    return {"value": measurement.model_dump(mode="json"), "seconds": 2.0}
 
 
 def fill_devices(lab: DashboardLab) -> None:
-    """A device that says such things of itself, and another whose job failed so."""
+    """A device that describes itself in hostile text, and another whose job failed with such a message."""
     said = {name: MARKUP for name in ("model", "cpu", "os", "soc", "libc", "energy_counter", "transport")}
     described = device("spoken", **said, tags=(MARKUP,), unread={MARKUP: MARKUP})  # type: ignore[arg-type]
     add_device(lab.store, "spoken", agent="talker")
@@ -103,26 +103,26 @@ def fill_devices(lab: DashboardLab) -> None:
 
 
 def visitor(lab: DashboardLab) -> TestClient:
-    """Someone that a proxy let in, under a name like that."""
+    """Somebody whom a proxy let in under a hostile name."""
     headers = HTML | {"X-Forwarded-User": MARKUP}
     return TestClient(lab.app, base_url="https://lab.example", headers=headers, client=(PROXY, 5000),
                       raise_server_exceptions=False)  # fmt: skip
 
 
 def pages(lab: DashboardLab) -> list[str]:
-    """Every page of what is there, and some of what is not."""
+    """Every page of things that exist, and some of things that do not."""
     there: dict[str, list[Any]] = {
         "name": ["study", "damaged", "hostile", "waits", "%3Cscript%3E"], "id": ["box", "spoken", "%3Cscript%3E"],
         "number": [0, 1, 9],
     }  # fmt: skip
-    found = []
+    addresses = []
     for route in page_routes(lab.app):
         paths = [route.path] if "GET" in route.methods and not route.path.startswith("/assets") else []
         for name in [field.alias for field in route.dependant.path_params]:
             paths = [path.replace(f"{{{name}}}", str(value)) for path in paths for value in there.get(name, ["x"])]
-        found += paths
+        addresses += paths
     queries = ["/studies/study/compare?trial=0&trial=1", "/studies/damaged/compare?trial=0&trial=1", "/devices?after=c"]
-    return [*dict.fromkeys(found), *queries]
+    return [*dict.fromkeys(addresses), *queries]
 
 
 def test_whatever_is_stored_is_text_on_every_page(lab: DashboardLab) -> None:
@@ -178,5 +178,5 @@ def test_lines_stay_lines(lab: DashboardLab) -> None:
 
 
 def test_the_twin_has_it_as_it_is(lab: DashboardLab) -> None:
-    told = visitor(lab).get("/submissions/waits.json").json()
-    assert told["submission"]["message"] == f"{HOSTILE}\nsecond line"
+    view = visitor(lab).get("/submissions/waits.json").json()
+    assert view["submission"]["message"] == f"{HOSTILE}\nsecond line"

@@ -99,8 +99,8 @@ def test_the_twin_says_what_the_page_shows(lab: LiveLab, visitor: TestClient) ->
     assert view["reliability"]["candidates"] == 5
     assert "not re-scored on fresh seeds" in page.text
     assert view["ending"]["message"] in page.text and view["expected_gain"]["share"] == pytest.approx(0.1)
-    assert [each["trial"] for each in view["queue"]["trials"]] == [7] and "trial 7" in page.text
-    assert [(each["objective"], each["value"]) for each in view["corner"]] == [
+    assert [row["trial"] for row in view["queue"]["trials"]] == [7] and "trial 7" in page.text
+    assert [(axis["objective"], axis["value"]) for axis in view["corner"]] == [
         ("quality", 0.0), ("latency", pytest.approx(2.71828, rel=1e-4)), ("memory", pytest.approx(2.71828, rel=1e-4))
     ]  # fmt: skip
     assert view["states"] == {"proposed": 1, "infeasible": 1, "complete": 5}
@@ -195,9 +195,9 @@ def test_places_that_order_trials_alike_agree(lab: LiveLab, visitor: TestClient)
         lab.measure(study, trial, 0.6 + step / 10, 0.5 + step / 10, runtime="other")
     view = told(visitor)
     assert view["places"] == ["local/fake", "local/other"]
-    rho = {each["metric"]: each["correlation"]["spearman"] for each in view["agreement"]}
+    rho = {row["metric"]: row["correlation"]["spearman"] for row in view["agreement"]}
     assert (rho["latency"]["value"], rho["peak_rss"]["value"]) == (1.0, -1.0)
-    assert {each["correlation"]["layouts"] for each in view["agreement"]} == {7}
+    assert {row["correlation"]["layouts"] for row in view["agreement"]} == {7}
     assert rho["decode_p50"] is None, "all the same"
     assert "local/other" in shown(visitor).text
 
@@ -295,11 +295,11 @@ def test_who_is_not_there_has_no_page(visitor: TestClient) -> None:
 
 def test_a_running_study_says_how_long_it_will_still_take(lab: LiveLab, visitor: TestClient) -> None:
     study = filled(lab)
-    left = told(visitor)["left"]
-    assert 0 < left["seconds"]["low"] <= left["seconds"]["typical"] <= left["seconds"]["high"]
-    assert study_report(lab.store, "study")["left"] == left
+    time_left = told(visitor)["left"]
+    assert 0 < time_left["seconds"]["low"] <= time_left["seconds"]["typical"] <= time_left["seconds"]["high"]
+    assert study_report(lab.store, "study")["left"] == time_left
     page = shown(visitor).text
-    assert "Time left" in page and left["based_on"][0] in page
+    assert "Time left" in page and time_left["based_on"][0] in page
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     assert told(visitor)["left"] is None
     assert "Time left" not in shown(visitor).text

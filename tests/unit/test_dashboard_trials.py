@@ -62,7 +62,7 @@ def test_the_front_comes_first_and_trials_without_a_place_last(lab: LiveLab, vis
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "expected"),
     [
         ({"state": "infeasible"}, [6]),
         ({"state": "proposed"}, [7]),
@@ -74,8 +74,8 @@ def test_the_front_comes_first_and_trials_without_a_place_last(lab: LiveLab, vis
         ({"axis": "latency", "sort": "trial"}, [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_trials_are_filtered_and_sorted(reader: TestClient, query: dict[str, object], found: list[int]) -> None:
-    assert numbers(reader, **query) == found
+def test_trials_are_filtered_and_sorted(reader: TestClient, query: dict[str, object], expected: list[int]) -> None:
+    assert numbers(reader, **query) == expected
 
 
 def test_trials_are_filtered_by_block_and_by_device(lab: LiveLab, visitor: TestClient) -> None:
@@ -90,8 +90,8 @@ def test_trials_are_filtered_by_block_and_by_device(lab: LiveLab, visitor: TestC
     assert {axis["place"] for axis in other["columns"] if not axis["objective"]} == {None, "local/other"}
     assert view["blocks"]
     for block in view["blocks"]:
-        kept = [row for row in view["rows"] if row["trial"] in numbers(visitor, block=block)]
-        assert kept
+        matches = [row for row in view["rows"] if row["trial"] in numbers(visitor, block=block)]
+        assert matches
     assert numbers(visitor, block="moe") == []
     empty = Page(visitor.get("/studies/study/trials?block=moe", headers=HTML).text)
     assert "No trial matches" in empty.text
@@ -135,14 +135,14 @@ def test_three_hundred_trials_come_a_page_at_a_time_and_fast(lab: LiveLab, visit
 def test_the_page_of_three_hundred_trials_is_light(lab: LiveLab, visitor: TestClient) -> None:
     lab.multiply(filled(lab), 3, 300)
     page = visitor.get("/studies/study", headers=HTML)
-    found = Page(page.text)
-    paths = {named.get("src") or named.get("href") for tag, named in found.tags if tag in ("script", "link")}
+    document = Page(page.text)
+    paths = {named.get("src") or named.get("href") for tag, named in document.tags if tag in ("script", "link")}
     paths |= {f"/assets/{name}" for name in ("dashboard.js", "panel.js", "parallel.js", "plots.js", "choice.js")}
     paths |= {"/assets/study-data.js", "/assets/gestures.js", "/assets/plotting.js", "/assets/uplot.esm.js"}
-    (points,) = [named["data-points"] for _, named in found.tags if "data-points" in named]
+    (points,) = [named["data-points"] for _, named in document.tags if "data-points" in named]
     sent = [page, *(visitor.get(path) for path in sorted({*filter(None, paths), points}))]
-    assert all(each.status_code == 200 for each in sent)
-    assert sum(each.num_bytes_downloaded for each in sent) <= 150_000
+    assert all(answer.status_code == 200 for answer in sent)
+    assert sum(answer.num_bytes_downloaded for answer in sent) <= 150_000
 
 
 def test_a_candidate_says_its_place_its_neighbours_and_what_is_before_and_after_it(
@@ -151,11 +151,11 @@ def test_a_candidate_says_its_place_its_neighbours_and_what_is_before_and_after_
     filled(lab)
     rows = {row["trial"]: row for row in listed(visitor)["rows"]}
     first, best, last = (visitor.get(f"/studies/study/trials/{number}.json").json() for number in (0, 3, 7))
-    assert [each["standing"] for each in (first, last)] == [None, None]
+    assert [candidate["standing"] for candidate in (first, last)] == [None, None]
     assert (best["standing"]["place"], best["standing"]["p_front"]) == (rows[3]["place"], rows[3]["p_front"])
     assert (first["previous"], first["next"], best["previous"], best["next"], last["next"]) == (None, 1, 2, 4, None)
-    apart = [each["distance"] for each in best["neighbours"]]
-    assert len(apart) == 5 and apart == sorted(apart) and 3 not in [each["trial"] for each in best["neighbours"]]
+    apart = [row["distance"] for row in best["neighbours"]]
+    assert len(apart) == 5 and apart == sorted(apart) and 3 not in [row["trial"] for row in best["neighbours"]]
     page = Page(visitor.get("/studies/study/trials/3", headers=HTML).text)
     assert f"Place {rows[3]['place']} of 5 on the front" in page.text
     quality = best["objectives"][0]
@@ -194,9 +194,9 @@ def test_trials_of_several_studies_are_compared(lab: LiveLab, visitor: TestClien
         return answer.json()
 
     alike = compared("1", "same/0")
-    assert [each["name"] for each in alike["candidates"]] == ["trial 1", "same trial 0"] and alike["apart"] == []
+    assert [trial["name"] for trial in alike["candidates"]] == ["trial 1", "same trial 0"] and alike["apart"] == []
     latency = next(row for row in alike["figures"] if row["metric"] == "latency")
-    assert [each["value"] for each in latency["figures"]] == [0.5, 0.4] and latency["ratios"][1]["value"] < 1
+    assert [figure["value"] for figure in latency["figures"]] == [0.5, 0.4] and latency["ratios"][1]["value"] < 1
     quality = next(row for row in alike["evaluations"] if not row["group"])
     assert quality["differences"][1] == pytest.approx(0.25)
     assert quality["difference_ends"][1] == pytest.approx((0.222, 0.278), abs=1e-3)

@@ -44,7 +44,9 @@ def lock(tmp_path: Path) -> HostLock:
     return HostLock(tmp_path / "lock")
 
 
-def make(coordinator: FakeCoordinator, folder: Path, lock: HostLock, known: KnownRunner = lambda runner: True) -> Agent:
+def make(
+    coordinator: FakeCoordinator, folder: Path, lock: HostLock, is_known: KnownRunner = lambda runner: True
+) -> Agent:
     """An agent of this machine."""
     client, cache = JobClient(coordinator.client()), folder / "cache"
     return Agent(
@@ -53,7 +55,7 @@ def make(coordinator: FakeCoordinator, folder: Path, lock: HostLock, known: Know
         lambda: (THIS_MACHINE,),
         lambda attachment: LocalTransport(cache),
         Downloads(client, ContentFolder(cache)),
-        known,
+        is_known,
         lock=lock,
         outbox=folder / "outbox",
         boot_id=boot_id(LocalTransport(cache)),
@@ -65,8 +67,8 @@ def start(tmp_path: Path, coordinator: FakeCoordinator, lock: HostLock) -> Itera
     """Starts an agent in a thread; aborts and joins it at the end."""
     running: list[tuple[Agent, threading.Thread]] = []
 
-    def begin(known: KnownRunner = lambda runner: True) -> Agent:
-        agent = make(coordinator, tmp_path, lock, known)
+    def begin(is_known: KnownRunner = lambda runner: True) -> Agent:
+        agent = make(coordinator, tmp_path, lock, is_known)
         running.append((agent, threading.Thread(target=agent.run)))
         running[-1][1].start()
         return agent
@@ -108,7 +110,7 @@ def test_what_the_runner_did_is_a_result(coordinator: FakeCoordinator, start: St
 
 def test_an_unknown_runner_is_refused(coordinator: FakeCoordinator, start: Start) -> None:
     coordinator.offer_script("exit 0")
-    start(known=lambda runner: False)
+    start(is_known=lambda runner: False)
     coordinator.wait_for(results=1)
     assert failure(coordinator.results["1"]).kind == "refused"
 
@@ -119,8 +121,8 @@ def test_wrong_bytes_are_an_infrastructure_failure(coordinator: FakeCoordinator,
         path.write_bytes(b"x" * path.stat().st_size)
     start()
     coordinator.wait_for(results=1)
-    told = failure(coordinator.results["1"])
-    assert (told.kind, told.phase, told.overdue) == ("infrastructure", "preparing", False)
+    reason = failure(coordinator.results["1"])
+    assert (reason.kind, reason.phase, reason.overdue) == ("infrastructure", "preparing", False)
 
 
 def test_a_defect_of_the_agent_is_the_reason_of_the_job_and_not_its_end(
@@ -145,9 +147,9 @@ def test_a_defect_of_the_agent_is_the_reason_of_the_job_and_not_its_end(
     assert coordinator.results["2"].result is not None
 
 
-@pytest.mark.parametrize(("recorded", "told"), [(300, 300), (1 << 40, None)])
+@pytest.mark.parametrize(("recorded", "expected"), [(300, 300), (1 << 40, None)])
 def test_a_device_that_knows_a_newer_epoch_tells_the_coordinator(
-    coordinator: FakeCoordinator, start: Start, tmp_path: Path, recorded: int, told: int | None
+    coordinator: FakeCoordinator, start: Start, tmp_path: Path, recorded: int, expected: int | None
 ) -> None:
     """As it is after the coordinator's database was restored from a backup."""
     LocalTransport(tmp_path / "cache").claim(Lease("fake", recorded))
@@ -155,7 +157,7 @@ def test_a_device_that_knows_a_newer_epoch_tells_the_coordinator(
     start()
     coordinator.wait_for(results=1)
     failed = failure(coordinator.results["1"])
-    assert (failed.kind, failed.phase, failed.last_epoch) == ("infrastructure", "preparing", told)
+    assert (failed.kind, failed.phase, failed.last_epoch) == ("infrastructure", "preparing", expected)
 
 
 def test_sends_heartbeats_while_it_works_and_ends_when_cancelled(coordinator: FakeCoordinator, start: Start) -> None:
@@ -164,8 +166,8 @@ def test_sends_heartbeats_while_it_works_and_ends_when_cancelled(coordinator: Fa
     coordinator.wait_for(heartbeats=3)
     coordinator.cancelled.add("1")
     coordinator.wait_for(results=1)
-    told = failure(coordinator.results["1"])
-    assert (told.kind, told.phase) == ("cancelled", "running")
+    reason = failure(coordinator.results["1"])
+    assert (reason.kind, reason.phase) == ("cancelled", "running")
     assert coordinator.heartbeats[-1].phase == "running"
 
 
@@ -283,6 +285,6 @@ def test_backoff_grows_with_jitter_and_resets() -> None:
     assert backoff.pause_s(trouble) == 1.0
     many = [Backoff(rng=random.Random(seed)) for seed in range(1000)]
     for _ in range(12):
-        pauses = [each.pause_s(NotReached("connection refused")) for each in many]
+        pauses = [timer.pause_s(NotReached("connection refused")) for timer in many]
     spread = [sum(second <= pause < second + 1 for pause in pauses) for second in range(int(NOBODY_THERE_S))]
     assert sum(spread) == 1000 and max(spread) < 250, "they would come back in step"

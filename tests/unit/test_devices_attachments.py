@@ -47,8 +47,8 @@ def test_one_device_has_one_address(attachments: Attachments) -> None:
 
 @pytest.mark.parametrize("name", [PHONE.address, PHONE.id])
 def test_removed_by_address_or_id(attachments: Attachments, name: str) -> None:
-    for each in (PHONE, BOX):
-        attachments.add(each)
+    for attachment in (PHONE, BOX):
+        attachments.add(attachment)
     assert attachments.remove(name) == PHONE
     assert attachments.read() == (BOX,)
     with pytest.raises(UnknownName, match=r"ssh://u@box:22"):

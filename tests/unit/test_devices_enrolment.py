@@ -47,19 +47,19 @@ def register(enrolment: Enrolment) -> None:
 
 
 def test_an_enrolled_agent_is_let_in(coordinator: TlsCoordinator, folder: Path) -> None:
-    made = enrol(coordinator.invite(), "shelf-1", folder)
-    assert read_enrolment(folder) == made
-    assert made.signing_key == open_key(coordinator.home).public
+    enrolment = enrol(coordinator.invite(), "shelf-1", folder)
+    assert read_enrolment(folder) == enrolment
+    assert enrolment.signing_key == open_key(coordinator.home).public
     assert (folder / FILE).stat().st_mode & 0o777 == 0o600
-    assert made.secret not in repr(made)
-    register(made)
+    assert enrolment.secret not in repr(enrolment)
+    register(enrolment)
     assert [agent.name for agent in agents.all(coordinator.store)] == ["shelf-1"]
 
 
 def test_a_revoked_agent_is_not(coordinator: TlsCoordinator, folder: Path) -> None:
-    made = enrol(coordinator.invite(), "shelf-1", folder)
+    enrolment = enrol(coordinator.invite(), "shelf-1", folder)
     with pytest.raises(NotAdmitted):
-        register(made.model_copy(update={"secret": "guessed"}))
+        register(enrolment.model_copy(update={"secret": "guessed"}))
 
 
 def test_a_token_is_good_once_and_the_refusal_says_what_to_do(coordinator: TlsCoordinator, folder: Path) -> None:
@@ -164,30 +164,30 @@ def test_a_certificate_for_other_names_is_reported_with_its_names_and_not_retrie
 ) -> None:
     line = coordinator.invite()
     other = dataclasses.replace(line, url=line.url.replace("127.0.0.1", "localhost"))
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as error:
         enrol(other, "shelf-1", folder)
-    assert "is for 127.0.0.1, not for localhost" in str(told.value)
-    assert "nas serve --name localhost" in str(told.value)
-    assert "ry again" not in str(told.value)
-    made = enrol(line, "shelf-1", folder)  # the token was not spent
+    assert "is for 127.0.0.1, not for localhost" in str(error.value)
+    assert "nas serve --name localhost" in str(error.value)
+    assert "ry again" not in str(error.value)
+    enrolment = enrol(line, "shelf-1", folder)  # the token was not spent
     with pytest.raises(NotTheCoordinator, match=r"is for 127\.0\.0\.1"):
-        register(made.model_copy(update={"url": other.url}))
-    with UsersClient(other.url, "token", made.ca) as people, pytest.raises(Refused, match=r"is for 127\.0\.0\.1"):
+        register(enrolment.model_copy(update={"url": other.url}))
+    with UsersClient(other.url, "token", enrolment.ca) as people, pytest.raises(Refused, match=r"is for 127\.0\.0\.1"):
         people.get("/v1/server")
 
 
 def test_a_coordinator_that_was_set_up_again_is_reported(
     coordinator: TlsCoordinator, folder: Path, tmp_path: Path
 ) -> None:
-    made = enrol(coordinator.invite(), "shelf-1", folder)
+    enrolment = enrol(coordinator.invite(), "shelf-1", folder)
     with TlsCoordinator(tmp_path / "other") as other, pytest.raises(NotTheCoordinator, match="set up again"):
-        register(made.model_copy(update={"url": other.url}))
+        register(enrolment.model_copy(update={"url": other.url}))
 
 
 def test_a_clock_that_is_wrong_can_be_set(coordinator: TlsCoordinator, folder: Path) -> None:
     """Some hosts know the time only once they are on the network."""
-    made = enrol(coordinator.invite(), "shelf-1", folder)
+    enrolment = enrol(coordinator.invite(), "shelf-1", folder)
     error = ssl.SSLCertVerificationError("certificate is not yet valid")
     error.verify_code, error.verify_message = 9, "certificate is not yet valid"
-    fault = certificate_fault(error, made.url, trusting(made.ca))
+    fault = certificate_fault(error, enrolment.url, trusting(enrolment.ca))
     assert fault is not None and not fault.lasting and "clocks" in str(fault)

@@ -25,11 +25,11 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     for module, name in ((session, "_LOOK_S"), (session, "_FIRST_PAUSE_S"), (agent_module, "_LOOK_S")):
         monkeypatch.setattr(module, name, 0.05)
     monkeypatch.setattr(session, "_LONGEST_PAUSE_S", 0.1)
-    made = Host(tmp_path)
-    yield made
-    for phone in made.phones.values():
+    host = Host(tmp_path)
+    yield host
+    for phone in host.phones.values():
         phone.plugged = False
-    made.end()
+    host.end()
 
 
 def test_each_device_works_for_itself(host: Host) -> None:
@@ -139,8 +139,8 @@ def test_the_second_way_is_taken_when_the_first_is_lost(host: Host) -> None:
     until(host.serves("a"))
     host.offer(host.id("a"), "1")
     host.coordinator.wait_for(results=1)
-    taken = next(phone for phone in host.phones.values() if phone.running.is_set())
-    taken.plugged = False
+    phone = next(phone for phone in host.phones.values() if phone.running.is_set())
+    phone.plugged = False
     host.offer(host.id("a"), "2")
     host.coordinator.wait_for(results=2)
     until(host.serves("a"))

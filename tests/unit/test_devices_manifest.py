@@ -30,10 +30,10 @@ class Coordinator:
     """Hands out `manifest`, and counts how often."""
 
     def __init__(self, manifest: SignedManifest) -> None:
-        self.manifest, self.asked = manifest, 0
+        self.manifest, self.fetches = manifest, 0
 
     def fetch(self) -> SignedManifest:
-        self.asked += 1
+        self.fetches += 1
         return self.manifest
 
 
@@ -43,36 +43,36 @@ def pinned(coordinator: Coordinator, state: Path, clock: Clock | None = None) ->
 
 def test_a_listed_runner_is_known_and_the_manifest_is_fetched_once(tmp_path: Path) -> None:
     coordinator = Coordinator(signed(RUNNER))
-    known = pinned(coordinator, tmp_path)
-    assert known(RUNNER) and known(RUNNER)
-    assert coordinator.asked == 1
+    is_known = pinned(coordinator, tmp_path)
+    assert is_known(RUNNER) and is_known(RUNNER)
+    assert coordinator.fetches == 1
 
 
 def test_a_runner_that_was_withdrawn_is_refused_after_an_hour_and_after_a_restart(tmp_path: Path) -> None:
     coordinator, clock = Coordinator(signed(RUNNER, ANOTHER)), StillClock()
-    known = pinned(coordinator, tmp_path, clock)
-    assert known(RUNNER) and known(ANOTHER)
+    is_known = pinned(coordinator, tmp_path, clock)
+    assert is_known(RUNNER) and is_known(ANOTHER)
     coordinator.manifest = signed(ANOTHER, serial=2)
-    assert known(RUNNER), "it is not asked about every plan"
+    assert is_known(RUNNER), "it is not asked about every plan"
     assert not pinned(coordinator, tmp_path)(RUNNER)
     clock.time += FRESH_S
-    assert not known(RUNNER)
-    assert known(ANOTHER)
+    assert not is_known(RUNNER)
+    assert is_known(ANOTHER)
 
 
 def test_an_unknown_runner_makes_it_fetch_again(tmp_path: Path) -> None:
     coordinator = Coordinator(signed(RUNNER))
-    known = pinned(coordinator, tmp_path)
-    assert known(RUNNER)
-    assert not known(ANOTHER)
+    is_known = pinned(coordinator, tmp_path)
+    assert is_known(RUNNER)
+    assert not is_known(ANOTHER)
     coordinator.manifest = signed(RUNNER, ANOTHER, serial=2)
-    assert known(ANOTHER)
-    assert known(RUNNER)
-    assert coordinator.asked == 3
+    assert is_known(ANOTHER)
+    assert is_known(RUNNER)
+    assert coordinator.fetches == 3
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"files": FILES | {"lib.so": PlanFile(sha256="3" * 64, size=1)}}, r"in lib\.so"),
         ({"files": FILES | {"lib.so": PlanFile(sha256="2" * 64, size=2)}}, r"in lib\.so"),
@@ -83,8 +83,8 @@ def test_an_unknown_runner_makes_it_fetch_again(tmp_path: Path) -> None:
         ({"options": ("--output",)}, "in its description"),
     ],
 )
-def test_a_build_with_any_other_record_is_refused(tmp_path: Path, change: dict[str, object], told: str) -> None:
-    with pytest.raises(Unsupported, match=f"script bbbbbbbbbbbb.*number 1.*{told}"):
+def test_a_build_with_any_other_record_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    with pytest.raises(Unsupported, match=f"script bbbbbbbbbbbb.*number 1.*{message}"):
         pinned(Coordinator(signed(RUNNER)), tmp_path)(RUNNER.model_copy(update=change))
 
 
@@ -138,11 +138,11 @@ def test_one_serial_stands_for_one_document(tmp_path: Path) -> None:
 
 def test_a_newer_manifest_takes_a_runner_back(tmp_path: Path) -> None:
     coordinator = Coordinator(signed(RUNNER, serial=1))
-    known = pinned(coordinator, tmp_path)
-    assert known(RUNNER)
+    is_known = pinned(coordinator, tmp_path)
+    assert is_known(RUNNER)
     coordinator.manifest = signed(ANOTHER, serial=2)
-    assert known(ANOTHER)
-    assert not known(RUNNER)
+    assert is_known(ANOTHER)
+    assert not is_known(RUNNER)
 
 
 def test_each_coordinator_has_serials_of_its_own(tmp_path: Path) -> None:
@@ -159,21 +159,21 @@ def test_a_form_of_tomorrow_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\xff"])
 def test_a_damaged_stored_manifest_is_reported_and_never_ignored(tmp_path: Path, damage: bytes) -> None:
-    known = pinned(Coordinator(signed(RUNNER)), tmp_path)
-    assert known(RUNNER)
+    is_known = pinned(Coordinator(signed(RUNNER)), tmp_path)
+    assert is_known(RUNNER)
     (memory,) = tmp_path.glob("*.json")
     memory.write_bytes(damage)
     with pytest.raises(InfrastructureFailed, match="damaged"):
-        known(RUNNER)
+        is_known(RUNNER)
 
 
 def test_a_memory_that_somebody_edited_is_damaged(tmp_path: Path) -> None:
-    known = pinned(Coordinator(signed(RUNNER)), tmp_path)
-    assert known(RUNNER)
+    is_known = pinned(Coordinator(signed(RUNNER)), tmp_path)
+    assert is_known(RUNNER)
     (memory,) = tmp_path.glob("*.json")
     memory.write_text(memory.read_text().replace("1" * 64, "9" * 64))
     with pytest.raises(InfrastructureFailed, match="damaged"):
-        known(RUNNER)
+        is_known(RUNNER)
 
 
 def test_a_key_is_64_hex_digits(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_a_key_is_64_hex_digits(tmp_path: Path) -> None:
 
 def test_it_comes_over_the_job_api(tmp_path: Path) -> None:
     coordinator = FakeCoordinator(tmp_path)
-    known = PinnedManifest(JobClient(coordinator.client()).manifest, KEY.public, tmp_path / "state")
+    is_known = PinnedManifest(JobClient(coordinator.client()).manifest, KEY.public, tmp_path / "state")
     with pytest.raises(NasError, match="404 no runner was admitted"):
-        known(RUNNER)
+        is_known(RUNNER)
     coordinator.manifest = signed(RUNNER)
-    assert known(RUNNER)
+    assert is_known(RUNNER)

@@ -24,12 +24,12 @@ HOUR_S = 3600.0
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     for module, name in ((session, "_LOOK_S"), (session, "_FIRST_PAUSE_S"), (agent_module, "_LOOK_S")):
         monkeypatch.setattr(module, name, 0.05)
-    made = Host(tmp_path)
-    made.coordinator.poll_s = HOUR_S
-    yield made
-    for phone in made.phones.values():
+    host = Host(tmp_path)
+    host.coordinator.poll_s = HOUR_S
+    yield host
+    for phone in host.phones.values():
         phone.plugged = False
-    made.end()
+    host.end()
 
 
 def both_ask(host: Host) -> None:
@@ -119,16 +119,16 @@ def test_a_job_that_is_granted_while_the_device_leaves_is_given_back(host: Host)
 
 
 def test_a_late_job_of_an_abandoned_question_is_returned() -> None:
-    job, asked, returned = Job.model_construct(id="1"), threading.Event(), []
+    job, gate, returned = Job.model_construct(id="1"), threading.Event(), []
 
     def ask() -> Job:
-        assert asked.wait(30)
+        assert gate.wait(30)
         return job
 
     poll = Poll(ask, threading.Event(), returned.append)
     poll.abandon()
     assert returned == []
-    asked.set()
+    gate.set()
     poll.wait(30)
     assert returned == [job]
 

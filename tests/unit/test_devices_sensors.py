@@ -29,7 +29,7 @@ def result(cpu_s: float | None = 1.0) -> CommandResult:
 
 
 def around(device: FakeReader, **changes: str | OSError) -> Conditions:
-    """The conditions of a process of two seconds, after which these files are others."""
+    """The conditions of a process of two seconds, during which these files change."""
     observer = Observer(device)
     before = observer.before()
     ticks = "cpu  200 10 100 1100 7 1 2 37 5 5\n"  # 1.5 s more than before
@@ -220,8 +220,8 @@ def run_of(busy: float | None, ours: float | None, interval: float | None) -> Ra
 )
 def test_foreign_cpu_over_several_runs(runs: list[Any], share: float | None) -> None:
     """Time between the runs does not count; each is too short for ticks, so they are summed."""
-    told = foreign_cpu([run_of(*numbers) for numbers in runs])
-    assert told == (None if share is None else pytest.approx(share))
+    estimate = foreign_cpu([run_of(*numbers) for numbers in runs])
+    assert estimate == (None if share is None else pytest.approx(share))
 
 
 def test_energy_of_a_processor_whose_counter_wraps() -> None:
@@ -286,15 +286,15 @@ def test_no_counter() -> None:
 
 def test_a_snapshot_is_the_tree_it_was_taken_of() -> None:
     device = FakeReader(LAPTOP_FILES)
-    taken = Readings.take(device, [f"{RAPL}/*/*", f"{SUPPLY}/*/*", "/proc/none"])
+    snapshot = Readings.take(device, [f"{RAPL}/*/*", f"{SUPPLY}/*/*", "/proc/none"])
     device.files.clear()
-    assert taken.names(RAPL) == ["intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1"]
+    assert snapshot.names(RAPL) == ["intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1"]
     assert energy_counter(FakeReader(LAPTOP_FILES)).parts[0].value == 262143000000
-    for look in (lambda: taken.names("/proc"), lambda: taken.read_text("/proc/none")):
+    for look in (lambda: snapshot.names("/proc"), lambda: snapshot.read_text("/proc/none")):
         with pytest.raises(OSError):
             look()
     with pytest.raises(AssertionError, match="not asked for"):
-        taken.read_text("/proc/stat")
+        snapshot.read_text("/proc/stat")
 
 
 NONSENSE = st.one_of(
@@ -322,13 +322,13 @@ def test_no_device_can_say_anything_that_is_worse_than_unread(data: st.DataObjec
 
 
 def test_reading_the_rest_is_outside_of_the_interval_of_cpu_time() -> None:
-    asked: list[str] = []
+    paths: list[str] = []
     device = raspberry_pi()
     answer = device._get
-    device._get = lambda path: (asked.append(path), answer(path))[1]  # type: ignore[method-assign]
+    device._get = lambda path: (paths.append(path), answer(path))[1]  # type: ignore[method-assign]
     observer = Observer(device)
     before = observer.before()
-    first, asked[:] = list(asked), []
+    first, paths[:] = list(paths), []
     observer.after(before, result())
-    assert first[-2:] == asked[:2] == ["/proc/stat", "/proc/uptime"]
-    assert len(first) > 2 and len(asked) > len(first)
+    assert first[-2:] == paths[:2] == ["/proc/stat", "/proc/uptime"]
+    assert len(first) > 2 and len(paths) > len(first)

@@ -34,16 +34,16 @@ class TestShellContract(TransportContract):
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> ShellTransport:
+def device(tmp_path: Path) -> ShellTransport:
     return ShellTransport(ShellHere(tmp_path / "device"))
 
 
-def test_processors_that_are_not_there(here: ShellTransport) -> None:
+def test_processors_that_are_not_there(device: ShellTransport) -> None:
     with pytest.raises(Unsupported, match="cores"):
-        run(here, "exit 0", cpu_affinity=[4000])
+        run(device, "exit 0", cpu_affinity=[4000])
 
 
-def test_reading_takes_time_in_proportion_to_the_number_of_files(here: ShellTransport, tmp_path: Path) -> None:
+def test_reading_takes_time_in_proportion_to_the_number_of_files(device: ShellTransport, tmp_path: Path) -> None:
     """Servers have thousands of files below /sys; reading all must not be booked as other processes' work."""
     seconds = []
     for number in (1_000, 8_000):
@@ -52,34 +52,34 @@ def test_reading_takes_time_in_proportion_to_the_number_of_files(here: ShellTran
         for name in range(number):
             (folder / f"{name:04}").write_text("45000\n")
         begun = sum(os.times()[:4])
-        assert len(here.read_many([f"{folder}/*"])) == number
+        assert len(device.read_many([f"{folder}/*"])) == number
         seconds.append(sum(os.times()[:4]) - begun)
     assert seconds[1] < 24 * seconds[0] + 0.5, seconds
 
 
-def test_a_device_without_a_tool_that_is_needed(here: ShellTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_a_tool_that_is_needed(device: ShellTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripts, "TOOLS", ("sh", "no-such-tool"))
     with pytest.raises(Unsupported, match="lacks no-such-tool"):
-        here.connect()
+        device.connect()
 
 
-def test_a_device_without_the_clock_that_is_needed(here: ShellTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_the_clock_that_is_needed(device: ShellTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripts, "PREPARE", scripts.PREPARE.replace("cat /proc/", "cat /nowhere/"))
     with pytest.raises(Unsupported, match="lacks a readable /proc/uptime"):
-        here.connect()
+        device.connect()
 
 
 def test_the_least_recently_used_content_is_removed(
-    here: ShellTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: ShellTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shell, "KEPT_KB", 250)
     content = tmp_path / "device" / "content"
     places: dict[int, Path] = {}
     for letter in range(4):
-        here.claim(Lease("authority", letter))  # what a job has pushed itself stays until the next one
+        device.claim(Lease("authority", letter))  # what a job has pushed itself stays until the next one
         path = tmp_path / f"{letter}"
         path.write_bytes(bytes([letter]) * 100_000)
-        places[letter] = Path(here.push(path, shell.sha256_of(path)))
+        places[letter] = Path(device.push(path, shell.sha256_of(path)))
         for at, place in places.items():
             if place.exists():
                 os.utime(place, (at, at))
@@ -88,16 +88,16 @@ def test_the_least_recently_used_content_is_removed(
 
 
 def test_a_full_device_loses_what_the_job_does_not_need(
-    here: ShellTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: ShellTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = tmp_path / "device" / "content"
 
     def push(name: str) -> None:
         (tmp_path / name).write_text(name)
-        here.push(tmp_path / name, shell.sha256_of(tmp_path / name))
+        device.push(tmp_path / name, shell.sha256_of(tmp_path / name))
 
     for number in range(2):
-        here.claim(Lease("authority", number))
+        device.claim(Lease("authority", number))
         push(f"{number}")
     assert len(list(content.iterdir())) == 3  # with the supervisor
     full = 'echo "head: write error: No space left on device"; exit 1'
@@ -201,27 +201,27 @@ def test_a_report() -> None:
     assert (report.ran.exit_code, report.ran.wall_s, report.ran.timed_out) == (-9, 2.5, True)
 
 
-def test_a_runner_cannot_forge_its_report(here: ShellTransport) -> None:
+def test_a_runner_cannot_forge_its_report(device: ShellTransport) -> None:
     """It does not know the mark of its run; and what it says comes before the true report."""
-    result = run(here, f"printf '\\n%s 0 {TIMES}ran 0 1.0 2.0 0 -\\n' 0123456789abcdef; exit 3")
+    result = run(device, f"printf '\\n%s 0 {TIMES}ran 0 1.0 2.0 0 -\\n' 0123456789abcdef; exit 3")
     assert result.exit_code == 3
 
 
-def test_all_files_are_below_the_folder(here: ShellTransport, tmp_path: Path) -> None:
-    here.connect()
-    write(here, "x", str(tmp_path / "device" / "runs" / "mark"))
+def test_all_files_are_below_the_folder(device: ShellTransport, tmp_path: Path) -> None:
+    device.connect()
+    write(device, "x", str(tmp_path / "device" / "runs" / "mark"))
     assert {path.name for path in (tmp_path / "device").iterdir()} >= {"content", "bundles", "runs", "fences", "tmp"}
     assert (tmp_path / "device").stat().st_mode & 0o777 == 0o700
 
 
-def processes(wanted: Callable[[list[str]], bool]) -> list[psutil.Process]:
+def processes(condition: Callable[[list[str]], bool]) -> list[psutil.Process]:
     """Those with such a command line, ancestors first."""
-    found = []
+    pairs = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if wanted(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append((len(process.parents()), process))
-    return [process for _, process in sorted(found, key=lambda pair: pair[0])]
+            if condition(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                pairs.append((len(process.parents()), process))
+    return [process for _, process in sorted(pairs, key=lambda pair: pair[0])]
 
 
 @pytest.mark.parametrize(
@@ -232,12 +232,12 @@ def processes(wanted: Callable[[list[str]], bool]) -> list[psutil.Process]:
         pytest.param(slice(None), id="all"),
     ],
 )
-def test_a_supervisor_that_is_killed_is_noticed_at_once(here: ShellTransport, tmp_path: Path, chosen: slice) -> None:
+def test_a_supervisor_that_is_killed_is_noticed_at_once(device: ShellTransport, tmp_path: Path, chosen: slice) -> None:
     """Not at the deadline only, and the runner is not left alone."""
-    here.connect()
+    device.connect()
     runner, root = ["sleep", f"30{os.getpid()}"], str(tmp_path / "device")
     with ThreadPoolExecutor(1) as threads:
-        result = threads.submit(here.run, runner, env={}, deadline_s=3600, output_limit=100)
+        result = threads.submit(device.run, runner, env={}, deadline_s=3600, output_limit=100)
         while not processes(runner.__eq__):
             assert not result.done()
             threading.Event().wait(0.01)
@@ -246,4 +246,4 @@ def test_a_supervisor_that_is_killed_is_noticed_at_once(here: ShellTransport, tm
         with pytest.raises(InfrastructureFailed, match="ended"):
             result.result(timeout=60)
     assert not processes(runner.__eq__)
-    assert run(here, "exit 3").exit_code == 3
+    assert run(device, "exit 3").exit_code == 3

@@ -25,7 +25,7 @@ RULES = [
 ]
 BOARD: dict[str, Any] = json.loads((FOLDER / "hilnas.grafana.json").read_text())
 PANELS = [(panel["title"], target) for panel in BOARD["panels"] for target in panel["targets"]]
-EXPRESSIONS = [*((rule["alert"], rule["expr"]) for rule in RULES), *((title, each["expr"]) for title, each in PANELS)]
+EXPRESSIONS = [*((rule["alert"], rule["expr"]) for rule in RULES), *((title, query["expr"]) for title, query in PANELS)]
 NAMED = re.compile(r"(hilnas_[a-z_]+)(?:\{([^}]*)\})?")
 
 
@@ -39,8 +39,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     RESULTS.labels("accepted").inc()
     lab.client().get("/v1/devices")
     text = lab.client(Role.READ).get("/metrics").text
-    samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
-    return {each.name: set(each.labels) for each in samples}
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {sample.name: set(sample.labels) for sample in samples}
 
 
 def named(expression: str) -> Iterator[tuple[str, set[str]]]:
@@ -51,9 +51,9 @@ def named(expression: str) -> Iterator[tuple[str, set[str]]]:
 
 @pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=[where for where, _ in EXPRESSIONS])
 def test_every_metric_and_label_exists(endpoint: dict[str, set[str]], where: str, expression: str) -> None:
-    found = [*named(expression)]
-    assert found or where == "HilnasDown"  # `up` is Prometheus' own
-    for name, labels in found:
+    metrics = [*named(expression)]
+    assert metrics or where == "HilnasDown"  # `up` is Prometheus' own
+    for name, labels in metrics:
         assert name in endpoint
         assert labels <= endpoint[name]
 
@@ -62,8 +62,8 @@ def test_texts_name_labels_of_their_metrics(endpoint: dict[str, set[str]]) -> No
     texts = [(rule["expr"], " ".join(rule["annotations"].values()), r"\$labels\.([a-z_]+)") for rule in RULES]
     texts += [(target["expr"], target["legendFormat"], r"\{\{([a-z_]+)\}\}") for _, target in PANELS]
     for expression, text, pattern in texts:
-        known = {"instance", "job"}.union(*(endpoint[name] for name, _ in named(expression)))
-        assert set(re.findall(pattern, text)) <= known, (expression, text)
+        labels = {"instance", "job"}.union(*(endpoint[name] for name, _ in named(expression)))
+        assert set(re.findall(pattern, text)) <= labels, (expression, text)
 
 
 def test_drift_alerts_at_the_limits_of_a_calibration() -> None:
@@ -77,5 +77,5 @@ def test_rules_and_panels_are_whole() -> None:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"]["severity"] in ("warning", "critical") and rule["annotations"]["summary"]
     assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
-    taken = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in BOARD["panels"]]
-    assert len(set(taken)) == len(taken) and all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in BOARD["panels"])
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in BOARD["panels"]]
+    assert len(set(places)) == len(places) and all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in BOARD["panels"])

@@ -47,8 +47,8 @@ def anchors(text: str) -> set[str]:
 
 def snippets(language: str) -> Iterator[tuple[str, str]]:
     for page in PAGES:
-        for found, body in FENCE.findall(page.read_text(encoding="utf-8")):
-            if found == language:
+        for tag, body in FENCE.findall(page.read_text(encoding="utf-8")):
+            if tag == language:
                 yield page_id(page), body
 
 
@@ -108,16 +108,16 @@ def test_layouts_that_are_shown_parse(page: Path) -> None:
 
 
 def test_yaml_snippets_are_search_spaces() -> None:
-    found = list(snippets("yaml"))
-    assert found
-    for name, body in found:
+    examples = list(snippets("yaml"))
+    assert examples
+    for name, body in examples:
         parse_space(body, name)
 
 
 def test_python_snippets_compile() -> None:
-    found = list(snippets("python"))
-    assert found
-    for name, body in found:
+    examples = list(snippets("python"))
+    assert examples
+    for name, body in examples:
         compile(body, name, "exec")
 
 

@@ -21,8 +21,8 @@ MADE = Template(b"PROGRAM" * 100, {"norm_weight": ("key",)})
 
 
 @pytest.fixture(autouse=True)
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Program]:
-    """What was lowered, by a stand-in that takes a moment."""
+def lowerings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """The programs that were lowered, by a stand-in that takes a moment."""
     monkeypatch.setenv("NAS_CACHE", str(tmp_path))
     lowered: list[Program] = []
 
@@ -43,16 +43,16 @@ def use(program: Program, age_s: float = 0.0) -> Path:
     return path
 
 
-def test_a_program_is_lowered_once_by_all_who_want_it_at_the_same_time(made: list[Program]) -> None:
+def test_a_program_is_lowered_once_by_all_who_want_it_at_the_same_time(lowerings: list[Program]) -> None:
     wanting = [threading.Thread(target=template, args=(program,)) for program in (*PROGRAMS, *PROGRAMS, *PROGRAMS)]
-    for each in wanting:
-        each.start()
-    for each in wanting:
-        each.join()
-    assert sorted(program.kind for program in made) == sorted(program.kind for program in PROGRAMS)
+    for thread in wanting:
+        thread.start()
+    for thread in wanting:
+        thread.join()
+    assert sorted(program.kind for program in lowerings) == sorted(program.kind for program in PROGRAMS)
 
 
-def test_the_least_recently_used_go_first(made: list[Program]) -> None:
+def test_the_least_recently_used_go_first(lowerings: list[Program]) -> None:
     old, older, new = (use(program, age) for program, age in zip(PROGRAMS, (100, 200, 0), strict=False))
     size = new.stat().st_size
     template(PROGRAMS[1])  # used again, so no longer the oldest
@@ -62,22 +62,22 @@ def test_the_least_recently_used_go_first(made: list[Program]) -> None:
     assert trim_templates(0) == 2 * size
     assert trim_templates(0) == 0
     use(PROGRAMS[0])
-    assert [program.kind for program in made].count(PROGRAMS[0].kind) == 2
+    assert [program.kind for program in lowerings].count(PROGRAMS[0].kind) == 2
 
 
-def test_what_a_killed_process_left_is_swept(made: list[Program]) -> None:
-    kept = use(PROGRAMS[0])
-    dead, busy = (kept.with_name(f".making-{name}") for name in ("dead", "busy"))
+def test_what_a_killed_process_left_is_swept(lowerings: list[Program]) -> None:
+    survivor = use(PROGRAMS[0])
+    dead, busy = (survivor.with_name(f".making-{name}") for name in ("dead", "busy"))
     for path in (dead, busy):
         path.write_bytes(b"half")
     os.utime(dead, (time.time() - 7200,) * 2)
     assert trim_templates(1 << 30) == len(b"half")
-    assert kept.exists() and busy.exists() and not dead.exists()
+    assert survivor.exists() and busy.exists() and not dead.exists()
 
 
 def test_whatever_goes_wrong_while_lowering_is_the_candidate_s_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unheard(Exception):
-        """Of no class that anybody lists."""
+        """An error of a class that nobody lists."""
 
     def fail(*args: object, **more: object) -> None:
         raise Unheard("no such operator")

@@ -110,9 +110,9 @@ def test_builds_that_are_gone_or_were_changed_are_taken_out(home: Home) -> None:
     (changed[1] / "lib.so").write_bytes(b"something else")
     home.admissions.admit(*last)
     assert home.manifest().runners == (last[0], whole[0])
-    found = home.admissions.find_file(whole[0].files["lib.so"].sha256)
-    assert found is not None
-    assert found.read_bytes() == b"the same everywhere"
+    file = home.admissions.find_file(whole[0].files["lib.so"].sha256)
+    assert file is not None
+    assert file.read_bytes() == b"the same everywhere"
 
 
 def test_a_build_is_listed_with_its_newest_record_only(home: Home) -> None:

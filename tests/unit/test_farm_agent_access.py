@@ -70,11 +70,11 @@ def lease(client: TestClient, auth: Auth, device: str) -> dict[str, Any]:
 
 
 def queue_file(lab: Coordinator, device: str, content: bytes = CONTENT) -> str:
-    """A job for `device` that needs the content; gives its hash."""
+    """A job for `device` that needs the content; returns its hash."""
     stored = put_bytes(lab.store, content)
-    given = {"model": InputFile(sha256=stored.sha256, size=stored.size)}
+    inputs = {"model": InputFile(sha256=stored.sha256, size=stored.size)}
     runner = round_of().candidate.runner
-    plan = Plan(runner=runner, inputs=given, args=(), deadline_s=1)
+    plan = Plan(runner=runner, inputs=inputs, args=(), deadline_s=1)
     jobs.enqueue(lab.store, key(stored.sha256, device), Round(candidate=plan, repetitions=1), device=device)
     return stored.sha256
 
@@ -138,8 +138,8 @@ def test_a_file_is_for_who_holds_its_job(lab: Coordinator, client: TestClient, h
     assert (answer.status_code, answer.content, answer.headers["ETag"]) == (200, CONTENT, f'"{HASH}"')
     assert "X-Local-Path" not in answer.headers
     assert client.get(path, auth=other).status_code == 403
-    told = {"agent": "host", "device": "box", "epoch": job["epoch"], "result": RESULT.model_dump(mode="json")}
-    client.post(f"/v1/jobs/{job['id']}/result", json=told, auth=host)
+    body = {"agent": "host", "device": "box", "epoch": job["epoch"], "result": RESULT.model_dump(mode="json")}
+    client.post(f"/v1/jobs/{job['id']}/result", json=body, auth=host)
     assert client.get(path, auth=host).status_code == 403  # done
 
 
@@ -167,7 +167,7 @@ def test_a_lease_that_ran_out_keeps_its_files_until_it_is_granted_anew(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "status", "content"),
+    ("header", "status", "content"),
     [
         ("bytes=1000-", 206, CONTENT[1000:]),
         ("bytes=0-0", 206, CONTENT[:1]),
@@ -180,11 +180,11 @@ def test_a_lease_that_ran_out_keeps_its_files_until_it_is_granted_anew(tmp_path:
     ],
 )
 def test_a_download_goes_on_where_it_broke_off(
-    lab: Coordinator, client: TestClient, host: Auth, wanted: str, status: int, content: bytes | None
+    lab: Coordinator, client: TestClient, host: Auth, header: str, status: int, content: bytes | None
 ) -> None:
     queue_file(lab, "box")
     lease(client, host, "box")
-    answer = client.get(f"/v1/files/{HASH}", headers={"Range": wanted}, auth=host)
+    answer = client.get(f"/v1/files/{HASH}", headers={"Range": header}, auth=host)
     assert answer.status_code == status
     if content is not None:
         assert answer.content == content

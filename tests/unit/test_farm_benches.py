@@ -75,8 +75,8 @@ class Lab:
         return self.runtime.runner(DEVICE.target).build
 
 
-def runs(*each: RawRun) -> RoundResult:
-    return RoundResult(pairs=[Pair(reference=None, candidate=run) for run in each])
+def runs(*candidates: RawRun) -> RoundResult:
+    return RoundResult(pairs=[Pair(reference=None, candidate=run) for run in candidates])
 
 
 TEN = runs(*[CALM] * 3), runs(*[CALM] * 7)
@@ -172,15 +172,15 @@ def test_the_runner_and_the_reference_model_can_be_fetched(lab: Lab) -> None:
     place = lab.target(*TEN)
     sent = [file.travels for file in place.shortest.plan.inputs.values()]
     for file in [*place.runner.files.values(), *sent]:
-        found = lab.farm.find_file(file.sha256)
-        assert found is not None
-        assert found.stat().st_size == file.size
+        path = lab.farm.find_file(file.sha256)
+        assert path is not None
+        assert path.stat().st_size == file.size
     assert lab.farm.find_file("0" * 64) is None
     assert all(artifact.pinned for artifact in artifacts.all(lab.store))
 
 
 def test_a_stored_failure_does_not_stand_for_the_reference_model(lab: Lab) -> None:
-    """Such as of an imported archive whose results are trusted."""
+    """Such a failure may come from an imported archive whose results are trusted."""
     key = export_key(lab.runtime.reference_models()[0], lab.runtime, "q4_0", RandomWeights().describe())
     results.put(lab.store, key, "export", {"failed": {"reason": "export", "message": "no"}})
     assert lab.target(*TEN).shortest.calibration == reference_times()
@@ -368,10 +368,10 @@ def test_a_calibration_with_more_threads_is_a_condition_of_its_own(lab: Lab) -> 
         calibrator: Any = Calibrator(
             lab.farm, lab.jobs, MeasurementSettings(), lab.folder / "work", lambda line: None, workloads=workloads
         )
-        found: dict[str, Any] = calibrator.prepare(DEVICE.id, FAKE).conditions
-        return found
+        values: dict[str, Any] = calibrator.prepare(DEVICE.id, FAKE).conditions
+        return values
 
     one, two = Workload(), Workload(threads=2)
-    names = [conditions(chat=one), conditions(chat=two), conditions(chat=one, pair=two)]
-    assert len({each["calibration"] for each in names}) == 3
+    cases = [conditions(chat=one), conditions(chat=two), conditions(chat=one, pair=two)]
+    assert len({case["calibration"] for case in cases}) == 3
     assert conditions(chat=one)["calibration"] != conditions(chat=one, long=Workload(prompt=1024))["calibration"]

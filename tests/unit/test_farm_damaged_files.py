@@ -49,9 +49,9 @@ class Lab:
             return None
 
     def job(self) -> JobRow:
-        found = jobs.get(self.store, self.id)
-        assert found is not None
-        return found
+        row = jobs.get(self.store, self.id)
+        assert row is not None
+        return row
 
 
 @pytest.fixture
@@ -107,9 +107,9 @@ def test_whole_files_end_nothing(lab: Lab) -> None:
 
 
 def test_a_job_that_was_given_up_awaits_nothing(lab: Lab) -> None:
-    taken = take(lab.store)
+    job = take(lab.store)
     jobs.give_up(lab.store, lab.id, "no file")
-    assert not jobs.renew(lab.store, lab.id, "box", "local", taken.epoch or 0)
+    assert not jobs.renew(lab.store, lab.id, "box", "local", job.epoch or 0)
     jobs.retry(lab.store, lab.id)
     assert take(lab.store).id == lab.id
 

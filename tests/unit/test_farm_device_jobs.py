@@ -313,9 +313,9 @@ def test_what_a_round_waits_for_is_said_once(lab: Lab, caplog: pytest.LogCapture
             await task
 
     asyncio.run(wait())
-    told = [record.getMessage() for record in caplog.records if record.name == queue.__name__]
+    messages = [record.getMessage() for record in caplog.records if record.name == queue.__name__]
     if expected[obstacle] is None:
-        assert told == []
+        assert messages == []
     else:
-        (line,) = told
+        (line,) = messages
         assert line.startswith("waiting for box: ") and str(expected[obstacle]) in line

@@ -53,12 +53,12 @@ def served(store: Store, folder: Path) -> TestClient:
     """A client of the API over a store, with one device and one file."""
     path = folder / "a file"
     path.write_bytes(b"content")
-    made = TestClient(
+    client = TestClient(
         make_app(store, {FILE: path}.get, JobNotifier(), [None, SIGNED].pop), raise_server_exceptions=False
     )
     registration = {"agent": "local", "devices": [device().model_dump(mode="json")], "boot_id": "boot"}
-    assert made.post("/v1/agents/register", json=registration).status_code == 200
-    return made
+    assert client.post("/v1/agents/register", json=registration).status_code == 200
+    return client
 
 
 def lease(client: TestClient) -> dict[str, Any]:
@@ -69,8 +69,8 @@ def lease(client: TestClient) -> dict[str, Any]:
 
 
 def submit(client: TestClient, job: dict[str, Any], **body: Any) -> httpx.Response:
-    told = {**WHO, "epoch": job["epoch"], **body}
-    return client.post(f"/v1/jobs/{job['id']}/result", json=told)
+    message = {**WHO, "epoch": job["epoch"], **body}
+    return client.post(f"/v1/jobs/{job['id']}/result", json=message)
 
 
 def test_a_job_is_leased_renewed_and_ended(client: TestClient, store: Store) -> None:
@@ -110,7 +110,7 @@ def test_a_result_is_bounded(client: TestClient, store: Store, result: dict[str,
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {"devices": [device(f"box-{n}").model_dump(mode="json") for n in range(MOST_DEVICES + 1)]},
         {"devices": [device().model_dump(mode="json") | {"unread": {"x" * 1000: "reason"}}]},
@@ -119,8 +119,8 @@ def test_a_result_is_bounded(client: TestClient, store: Store, result: dict[str,
     ],
     ids=["devices", "long name", "control characters", "boot"],
 )
-def test_a_registration_is_bounded(client: TestClient, store: Store, told: dict[str, Any]) -> None:
-    assert client.post("/v1/agents/register", json={"agent": "local", "boot_id": "boot"} | told).status_code == 422
+def test_a_registration_is_bounded(client: TestClient, store: Store, fields: dict[str, Any]) -> None:
+    assert client.post("/v1/agents/register", json={"agent": "local", "boot_id": "boot"} | fields).status_code == 422
     assert [row.id for row in devices.all(store)] == ["box"]
 
 
@@ -265,8 +265,8 @@ def test_others_are_answered_while_a_large_result_is_parsed(
         job = lease(client)
         sent = other.submit(submit, client, job, result=large())
         assert parsing.wait(10), "a large result is parsed by the event loop"
-        told = {**WHO, "job": job["id"], "epoch": job["epoch"]}
-        assert client.post("/v1/heartbeat", json=told).status_code == 200
+        beat = {**WHO, "job": job["id"], "epoch": job["epoch"]}
+        assert client.post("/v1/heartbeat", json=beat).status_code == 200
         answered.set()
         assert sent.result(10).json() == {"accepted": True, "reason": None}
     row = jobs.get(store, job["id"])

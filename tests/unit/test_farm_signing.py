@@ -26,12 +26,12 @@ print(open_key(Path(sys.argv[1])).public)
 
 def test_it_is_made_once_and_found_again(tmp_path: Path) -> None:
     assert find_key(tmp_path) is None
-    made = open_key(tmp_path)
-    found = find_key(tmp_path)
-    assert found is not None
-    assert made.public == found.public == open_key(tmp_path).public
+    key = open_key(tmp_path)
+    copy = find_key(tmp_path)
+    assert copy is not None
+    assert key.public == copy.public == open_key(tmp_path).public
     manifest = RunnerManifest(serial=1, issued_at=0.5, runners=())
-    assert verified(found.sign(manifest), made.public) == manifest
+    assert verified(copy.sign(manifest), key.public) == manifest
 
 
 def test_only_its_owner_may_read_it(tmp_path: Path) -> None:

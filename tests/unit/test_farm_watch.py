@@ -56,9 +56,9 @@ def test_work_is_what_a_claim_would_find(store: Store, clock: StillClock) -> Non
     names = ("box", "bad", "off", "later", "checked")
     assert jobs.with_work(store, names) == {"box", "checked"}
     clock.time += 60
-    found = {name for name in names if jobs.with_work(store, [name])}
-    assert found == {"box", "later", "checked"}
-    assert found == {row.id for row in devices.all(store) if jobs.claim(store, row.id, row.agent)}
+    matches = {name for name in names if jobs.with_work(store, [name])}
+    assert matches == {"box", "later", "checked"}
+    assert matches == {row.id for row in devices.all(store) if jobs.claim(store, row.id, row.agent)}
     assert jobs.with_work(store, names) == set()
 
 

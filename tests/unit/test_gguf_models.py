@@ -220,13 +220,13 @@ def test_a_tokenizer_goes_out_and_comes_in(form: str, tmp_path: Path) -> None:
     original = read_model_tokenizer(write_model_tokenizer(tmp_path / "in", FORMS[form], TEXT, 400))
     checkpoint = saved(layout, tmp_path)
     LLAMA_CPP.export_trained(layout, "f32", checkpoint, tmp_path / "m.gguf", "m", original.vocabulary(420), 1024)
-    found = found_tokenizer(tmp_path / "m.gguf")
-    again = found.tokenizer
+    bundle = found_tokenizer(tmp_path / "m.gguf")
+    again = bundle.tokenizer
     for sample in (*TEXT, "<|im_start|>user\nHi 12345<|im_end|>", "<think> a </think>", "a\u0301 \x00 \U0001f600"):
         if "\u0301" not in sample or not FORMS[form].nfc:
             assert again.tokenizer.encode(sample).ids == original.tokenizer.encode(sample).ids, sample
     assert again.chat_templates == original.chat_templates and again.ids() == original.ids()
-    assert found.context == 1024
+    assert bundle.context == 1024
 
 
 @pytest.mark.parametrize("prefix", [False, True])

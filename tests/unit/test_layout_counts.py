@@ -91,12 +91,12 @@ def test_shared_layers_count_once_in_memory_and_twice_in_work() -> None:
 
 
 def test_a_cache_reader_has_no_cache_and_no_keys_and_values() -> None:
-    own = Layout.parse("d64 v256 ffn=swiglu:96 [A4/2 A4/2]")
-    reads = Layout.parse("d64 v256 ffn=swiglu:96 [A4/2 A4/2(kv=0)]")
-    assert reads.kv_bytes(10) == own.kv_bytes(10) / 2
-    assert own.params.total - reads.params.total == 2 * 64 * 32 + 16
-    assert reads.cache_source(1, 0) == (0, 0)
-    assert own.cache_source(1, 0) is None
+    owner = Layout.parse("d64 v256 ffn=swiglu:96 [A4/2 A4/2]")
+    reader = Layout.parse("d64 v256 ffn=swiglu:96 [A4/2 A4/2(kv=0)]")
+    assert reader.kv_bytes(10) == owner.kv_bytes(10) / 2
+    assert owner.params.total - reader.params.total == 2 * 64 * 32 + 16
+    assert reader.cache_source(1, 0) == (0, 0)
+    assert owner.cache_source(1, 0) is None
 
 
 def test_a_cache_reader_finds_the_mixer_of_its_shape() -> None:

@@ -32,11 +32,11 @@ def test_order_kernels_sharing_and_cache_reuse_stay(layout: Layout, width: int) 
 
 def shape(layer: Layer) -> object:
     """Properties of a layer that narrowing keeps."""
-    kept = ("kernel", "kv", "qk_norm", "rope_theta", "experts", "top_k", "window", "sink", "state", "conv", "expand")
-    shapes = [(block.kind, [(k, v) for k, v in block.given if k in kept]) for block in layer.blocks]
+    names = ("kernel", "kv", "qk_norm", "rope_theta", "experts", "top_k", "window", "sink", "state", "conv", "expand")
+    shapes = [(block.kind, [(k, v) for k, v in block.given if k in names]) for block in layer.blocks]
     # States that all channels of an S5 share, and hidden numbers of a CfC, scale with the model.
     scaled = {("s5", "state"), ("cfc", "state")}
-    return [(kind, [(k, v) for k, v in given if (kind, k) not in scaled]) for kind, given in shapes], layer.share
+    return [(kind, [(k, v) for k, v in args if (kind, k) not in scaled]) for kind, args in shapes], layer.share
 
 
 @given(layouts(), WIDTHS)
@@ -83,9 +83,9 @@ def test_proxies_of_windows_and_state_spaces() -> None:
         512: {"w": 64, "v": 256, "n": 16, "m": 8, "t": "(rope_theta=31600)", "r": "rope_theta=31600,"},
         20: {"w": 8, "v": 10, "n": 2, "m": 2, "t": "(rope_theta=145)", "r": "rope_theta=145,"},
     }
-    for length, wanted in sizes.items():
+    for length, fields in sizes.items():
         proxy = narrow(layout, 64, 256, context=4096, length=length)
-        assert proxy.format() == f"d64 v256 ffn=swiglu:288 [{order.format(**wanted)}]"
+        assert proxy.format() == f"d64 v256 ffn=swiglu:288 [{order.format(**fields)}]"
 
 
 def test_windows_of_proxies_are_no_shorter_than_eight_unless_they_were() -> None:
@@ -154,8 +154,8 @@ RECURRENT = (
 
 
 def test_examples_have_every_kind_with_a_recurrent_memory() -> None:
-    known = {name for name in BLOCKS if type(BLOCKS[name]).memory is not BlockKind.memory}
-    assert {Block.parse(text, "mixer").kind for text in RECURRENT} == known
+    kinds = {name for name in BLOCKS if type(BLOCKS[name]).memory is not BlockKind.memory}
+    assert {Block.parse(text, "mixer").kind for text in RECURRENT} == kinds
 
 
 @given(st.sampled_from(RECURRENT), st.sampled_from((64, 96, 128, 256)), st.integers(8, 4096))

@@ -64,9 +64,9 @@ def test_ids_tell_layouts_apart(one: Layout, other: Layout) -> None:
     ],
 )
 def test_canonical_text(written: str, canonical: str | None) -> None:
-    wanted = canonical or "d64 v256 ffn=swiglu:96 [A4/2(qk_norm=0,rope_theta=50000)]"
-    assert Layout.parse(written).format() == wanted
-    assert Layout.parse(written).id == Layout.parse(wanted).id
+    expected = canonical or "d64 v256 ffn=swiglu:96 [A4/2(qk_norm=0,rope_theta=50000)]"
+    assert Layout.parse(written).format() == expected
+    assert Layout.parse(written).id == Layout.parse(expected).id
 
 
 @pytest.mark.parametrize(

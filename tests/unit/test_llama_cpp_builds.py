@@ -32,7 +32,7 @@ def put_build(name: str, variant: str, **changes: object) -> Path:
     for file in ("runner", *LIBRARIES):
         (folder / file).write_text(f"{name} {file}")
     target, static = str(changes.get("target", "x86_64-linux")), bool(changes.get("static"))
-    instructions = next((known for known in VARIANTS if (known.name, known.target) == (variant, target)), VARIANTS[0])
+    instructions = next((entry for entry in VARIANTS if (entry.name, entry.target) == (variant, target)), VARIANTS[0])
     fields = {
         "version": source.COMMIT,
         "sdist": source.SHA256,
@@ -212,7 +212,7 @@ def test_folder_of_a_build_that_is_gone() -> None:
 
 
 def asks_for_glibc(folder: Path, *minors: int) -> None:
-    """As the dynamic section of a program does."""
+    """Makes the runner name symbols of these versions of glibc, as the dynamic section of a program does."""
     path = folder / "runner"
     names = b"".join(b"\0GLIBC_2.%d\0" % minor for minor in minors)
     path.write_bytes(b"\x7fELF" + names + b" " * (path.stat().st_size))

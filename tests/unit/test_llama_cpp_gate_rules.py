@@ -88,9 +88,9 @@ def test_another_expert_that_scores_alike_is_rounding() -> None:
 
 
 def test_another_expert_that_scores_less_is_a_fault() -> None:
-    told = judge_choices({3: np.array([[1], [1]])}, [scores()], [scores() + 0.002])
-    assert "layer 3" in told and "1 of 2 positions" in told
-    report = GateReport((0.0,), 0.0, 1.0, told)
+    fault = judge_choices({3: np.array([[1], [1]])}, [scores()], [scores() + 0.002])
+    assert "layer 3" in fault and "1 of 2 positions" in fault
+    report = GateReport((0.0,), 0.0, 1.0, fault)
     with pytest.raises(CandidateFailed, match="layer 3"):
         report.require()
 
@@ -100,13 +100,13 @@ def test_followed_experts_are_the_ones_that_compute() -> None:
     model = Model(layout, seed=0).eval()
     ids = torch.from_numpy(RNG.integers(0, layout.vocab, 20))
     with torch.no_grad():
-        own = model(ids[None])
+        expected = model(ids[None])
         with RecordedExperts() as recorded:
             model(ids[None])
         with FollowedExperts(recorded.choices) as followed:
-            assert torch.equal(model(ids[None]), own)
+            assert torch.equal(model(ids[None]), expected)
         with FollowedExperts([(chosen + 1) % 4 for chosen in recorded.choices]):
-            assert not torch.allclose(model(ids[None]), own)
+            assert not torch.allclose(model(ids[None]), expected)
     for scores_of, chosen in zip(followed.scores, recorded.choices, strict=True):
         assert torch.equal(scores_of.topk(2, -1).indices, chosen)
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_settled_is_the_candidates_failure(tmp_path: Path, conten
 
 
 def test_state_that_is_not_written_back_fails() -> None:
-    """Steps that continue from the state before the last chunk, as a runtime would that forgot to write it back."""
+    """Steps that continue from the state before the last chunk, as in a runtime that forgot to write it back."""
     layout = Layout.parse("d64 v100 ffn=swiglu:96 [C3 A4/2 C3]")
     model = Model(layout, seed=0).eval()
     ids = torch.from_numpy(RNG.integers(0, layout.vocab, sum(CHUNKS)))

@@ -158,7 +158,7 @@ def test_stock(text: str, arch: str) -> None:
 def test_patched_by_name(text: str, reason: str) -> None:
     support = LLAMA_CPP.supports(Layout.parse(text))
     assert (support.verdict, support.arch) == ("patched", PATCHED)
-    assert any(reason in given for given in support.reasons), support.reasons
+    assert any(reason in message for message in support.reasons), support.reasons
 
 
 @pytest.mark.parametrize(
@@ -186,10 +186,10 @@ def test_refused_by_name(text: str, reason: str) -> None:
     layout = Layout.parse(text)
     support = LLAMA_CPP.supports(layout)
     assert not support
-    assert any(reason in given for given in support.reasons), support.reasons
+    assert any(reason in message for message in support.reasons), support.reasons
     with pytest.raises(Unsupported) as error:
         architecture(layout)
-    assert all(given in str(error.value) for given in support.reasons)
+    assert all(message in str(error.value) for message in support.reasons)
 
 
 def test_everything_that_needs_the_patch_is_told() -> None:

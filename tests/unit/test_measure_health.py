@@ -59,19 +59,19 @@ class Lab:
         [job] = jobs.live(self.store)
         return job
 
-    def run(self, *each: RawRun) -> JobRow:
+    def run(self, *runs: RawRun) -> JobRow:
         """The agent runs the queued job; gives it as it was leased."""
         self.clock.time += 60
         job = jobs.claim(self.store, DEVICE.id, "local")
         assert job is not None
-        result = RoundResult(pairs=[Pair(reference=None, candidate=run) for run in each])
+        result = RoundResult(pairs=[Pair(reference=None, candidate=run) for run in runs])
         assert outcomes.submit(self.store, job.id, DEVICE.id, "local", job.epoch or 0, result).accepted
         return job
 
-    def check(self, *each: RawRun) -> DeviceRow:
+    def check(self, *runs: RawRun) -> DeviceRow:
         """One check of one round, from its queueing to its verdict."""
         self.look()
-        self.run(*each)
+        self.run(*runs)
         self.look()
         return self.device()
 
@@ -102,17 +102,17 @@ def test_a_new_device_is_checked_and_calibrated(lab: Lab) -> None:
     assert (job.payload.candidate, job.payload.repetitions) == (lab.plan, 10)
     row = lab.check(*[CALM] * 10)
     assert (row.health, row.check_due) == (Health.GOOD, None)
-    [kept] = calibrations.of_device(lab.store, DEVICE.id)
-    assert (kept.runtime, kept.build) == ("fake", calibration_name(lab.plan))
-    assert kept.reference_ms == pytest.approx(MS)
+    [calibration] = calibrations.of_device(lab.store, DEVICE.id)
+    assert (calibration.runtime, calibration.build) == ("fake", calibration_name(lab.plan))
+    assert calibration.reference_ms == pytest.approx(MS)
     lab.look()
     assert jobs.live(lab.store) == []
 
 
 def test_a_noisy_device_is_good_and_calibrated(lab: Lab) -> None:
     assert lab.check(*[raw(sample(), foreign_cpu=0.9)] * 10).health is Health.GOOD
-    [kept] = calibrations.of_device(lab.store, DEVICE.id)
-    assert kept.reference_ms == pytest.approx(MS)
+    [calibration] = calibrations.of_device(lab.store, DEVICE.id)
+    assert calibration.reference_ms == pytest.approx(MS)
 
 
 def test_a_calibrated_device_runs_three_times_and_its_drift_is_kept(lab: Lab) -> None:

@@ -178,11 +178,11 @@ def test_a_report_that_makes_no_sense_is_garbage(nonsense: dict[str, Any]) -> No
 
 def counted(*factors: float, tokens: int = 16, **more: Any) -> list[Repetition]:
     """Repetitions on a machine that runs each at another speed."""
-    made = []
+    reps = []
     for factor in factors:
         report = sample(20.0 * factor, 2.0 * factor, tokens, **more)
-        made.append(Repetition(valid=True, sample=report, reference=sample(), drift=factor - 1))
-    return made
+        reps.append(Repetition(valid=True, sample=report, reference=sample(), drift=factor - 1))
+    return reps
 
 
 def test_the_machines_speed_is_taken_out_of_compute_times_only() -> None:
@@ -232,17 +232,17 @@ def test_a_peak_that_could_not_be_reset_is_null_with_its_reason() -> None:
 def test_only_valid_repetitions_count() -> None:
     reps = [*counted(1.0, 1.02), Repetition(valid=False, reason=THROTTLED, sample=sample(9.0), drift=0.2)]
     reps[0].foreign_cpu, reps[1].foreign_cpu, reps[2].foreign_cpu = 0.4, 0.8, 2.0
-    taken = measurement(
+    result = measurement(
         reps, artifact="a", runtime="fake", build="b", patched=False, device="box", workload=WORKLOAD, file_bytes=1,
         calibration=CALIBRATION, wall_s=3.0,
     )  # fmt: skip
-    assert taken.figures["ttft"].n == 2
-    assert taken.refused_share == pytest.approx(1 / 3)
-    assert taken.drift == pytest.approx(statistics.median([0.0, 0.02]))
-    assert taken.foreign_cpu == pytest.approx(0.6)
-    assert (taken.protocol, taken.clock) == (PROTOCOL_VERSION, "wall")
-    assert (taken.calibration, taken.calibration_ms) == (CALIBRATION, CALIBRATION.run_ms)
-    assert taken.wall_s == 3.0
+    assert result.figures["ttft"].n == 2
+    assert result.refused_share == pytest.approx(1 / 3)
+    assert result.drift == pytest.approx(statistics.median([0.0, 0.02]))
+    assert result.foreign_cpu == pytest.approx(0.6)
+    assert (result.protocol, result.clock) == (PROTOCOL_VERSION, "wall")
+    assert (result.calibration, result.calibration_ms) == (CALIBRATION, CALIBRATION.run_ms)
+    assert result.wall_s == 3.0
 
 
 def test_the_commonest_reason_is_told_by_its_worst_case() -> None:
@@ -265,7 +265,7 @@ def gauge(steps_of_10_mwh: int) -> EnergyUsed:
 
 
 def test_energy_is_that_of_a_whole_run_per_decoded_token() -> None:
-    figure = energy_figure([rep_with(rapl(each)) for each in (32_000_061, 35_200_122, 33_600_000)], gen=16)
+    figure = energy_figure([rep_with(rapl(energy)) for energy in (32_000_061, 35_200_122, 33_600_000)], gen=16)
     assert figure.value == pytest.approx(33.6e3 / 16)
     assert (figure.unit, figure.n) == ("mJ", 3)
     assert figure.low is not None and figure.low < 33.6e3 / 16 < (figure.high or 0)
@@ -274,11 +274,11 @@ def test_energy_is_that_of_a_whole_run_per_decoded_token() -> None:
 
 def test_a_gauge_that_moves_in_large_steps_tells_long_runs_only() -> None:
     """10 mWh are 36 J: one step in 20 is 5 %."""
-    coarse = energy_figure([rep_with(gauge(each)) for each in (19, 20, 21)], gen=10)
+    coarse = energy_figure([rep_with(gauge(steps)) for steps in (19, 20, 21)], gen=10)
     assert coarse.value is None
     assert coarse.resolution == pytest.approx(3600.0)
     assert coarse.reason is not None and "steps of 36 J, and a run took 6.8e+02 J" in coarse.reason
-    fine = energy_figure([rep_with(gauge(each)) for each in (20, 21, 22)], gen=10)
+    fine = energy_figure([rep_with(gauge(steps)) for steps in (20, 21, 22)], gen=10)
     assert fine.value == pytest.approx(21 * 3600.0)
     assert fine.resolution == pytest.approx(3600.0)
 

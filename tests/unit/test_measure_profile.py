@@ -67,10 +67,10 @@ def changed(**fields: object) -> dict[str, object]:
 
 
 def test_times_are_of_the_prompt_and_of_one_token_and_shares_of_all_nodes() -> None:
-    found = summary(profile(), LAYOUT)
-    assert found["prefill"] == {"whole_ms": 900e-6, "profiled_ms": 1100e-6, "sum_ms": pytest.approx(1e-3)}
-    assert found["decode"] == {"whole_ms": 3.75, "profiled_ms": 4.25, "sum_ms": 4.0}
-    parts = {(part["layer"], part["block"] or part["part"]): part for part in found["parts"]}
+    times = summary(profile(), LAYOUT)
+    assert times["prefill"] == {"whole_ms": 900e-6, "profiled_ms": 1100e-6, "sum_ms": pytest.approx(1e-3)}
+    assert times["decode"] == {"whole_ms": 3.75, "profiled_ms": 4.25, "sum_ms": 4.0}
+    parts = {(part["layer"], part["block"] or part["part"]): part for part in times["parts"]}
     assert list(parts) == [
         (None, "embedding"), (0, "C3"), (0, "swiglu:512"), (1, "A4/2"), (1, "swiglu:512"), (2, "C3"), (2, "swiglu:512"),
         (None, "head"),
@@ -79,7 +79,7 @@ def test_times_are_of_the_prompt_and_of_one_token_and_shares_of_all_nodes() -> N
     assert parts[1, "A4/2"]["decode_ms"] == pytest.approx(3.0)
     assert parts[1, "A4/2"]["decode_share"] == pytest.approx(0.75)
     assert parts[2, "C3"]["decode_ms"] == parts[2, "C3"]["prefill_share"] == 0.0
-    operators = {one["operator"]: one for one in found["operators"]}
+    operators = {one["operator"]: one for one in times["operators"]}
     assert list(operators) == ["FLASH_ATTN_EXT", "MUL_MAT", "GET_ROWS"], "slowest of decode first"
     assert operators["MUL_MAT"]["prefill_share"] == pytest.approx(0.8)
     assert operators["GET_ROWS"]["decode_ms"] == 0.0
@@ -87,8 +87,8 @@ def test_times_are_of_the_prompt_and_of_one_token_and_shares_of_all_nodes() -> N
 
 def test_without_a_layout_parts_are_those_of_the_profile_in_order() -> None:
     shuffled = changed(nodes=PREFILL[::-1])
-    found = [(part["layer"], part["part"], part["block"]) for part in summary(profile(shuffled), None)["parts"]]
-    assert found == [
+    parts = [(part["layer"], part["part"], part["block"]) for part in summary(profile(shuffled), None)["parts"]]
+    assert parts == [
         (None, "embedding", None), (0, "mixer", None), (0, "ffn", None), (1, "mixer", None), (None, "head", None)
     ]  # fmt: skip
 
@@ -186,9 +186,9 @@ class HereJobs:
         model = artifacts.path(self.store, file.travels.sha256)
         if file.recipe is None:
             return model
-        made = model.with_suffix(".made")
-        made.write_bytes(model.read_bytes()[::-1])
-        return made
+        path = model.with_suffix(".made")
+        path.write_bytes(model.read_bytes()[::-1])
+        return path
 
 
 @pytest.fixture
@@ -239,9 +239,9 @@ def test_one_run_more_shows_where_the_time_goes(bench: Callable[..., tuple[Outco
 def test_the_json_has_the_same_times_and_no_profile_unless_it_was_asked_for(
     bench: Callable[..., tuple[Outcome, list[Plan]]],
 ) -> None:
-    found = json.loads(bench("--profile", "--json")[0].out)["profile"]
-    assert sum(part["prefill_share"] for part in found["parts"]) == pytest.approx(1.0)
-    assert sum(one["decode_ms"] for one in found["operators"]) == pytest.approx(found["decode"]["sum_ms"])
+    times = json.loads(bench("--profile", "--json")[0].out)["profile"]
+    assert sum(part["prefill_share"] for part in times["parts"]) == pytest.approx(1.0)
+    assert sum(one["decode_ms"] for one in times["operators"]) == pytest.approx(times["decode"]["sum_ms"])
     done, plans = bench("--json")
     assert "profile" not in json.loads(done.out)
     assert len({plan.runner.build for plan in plans}) == 1
@@ -251,9 +251,9 @@ def test_the_json_has_the_same_times_and_no_profile_unless_it_was_asked_for(
 def study(bench: Callable[..., tuple[Outcome, list[Plan]]]) -> Iterator[Store]:
     """The database of `nas bench`, with a study whose trial 0 has the layout, and trial 1 another one."""
     store = Store.open()
-    made = studies.create(store, "first", tiny_space().model_dump(mode="json"), seed=0, version="0")
+    row = studies.create(store, "first", tiny_space().model_dump(mode="json"), seed=0, version="0")
     layouts = [LAYOUT, Layout.parse("d128 v256 ffn=swiglu:256 [C3 A2/1]")]
-    trials.propose(store, made.id, [NewTrial(layout.to_json(), layout.id) for layout in layouts])
+    trials.propose(store, row.id, [NewTrial(layout.to_json(), layout.id) for layout in layouts])
     yield store
     store.close()
 
@@ -269,17 +269,17 @@ def test_a_profile_that_is_kept_is_on_the_page_of_its_trial(
     done, _ = bench("--profile", "--json", "--trial", "first/0")
     assert done.code == 0, done.err
     assert "kept with trial first/0" in done.err
-    made = json.loads(done.out)["profile"]
+    times = json.loads(done.out)["profile"]
     (view,) = candidate_views(study, StudySnapshot(read_study(study, "first")), [0])
-    (kept,) = view.profiles
-    assert kept.name == f"{DEVICE.id}/fake, 32 tokens in, 4 out, 1 thread"
-    assert [part.model_dump() for part in kept.parts] == made["parts"]
+    (profile,) = view.profiles
+    assert profile.name == f"{DEVICE.id}/fake, 32 tokens in, 4 out, 1 thread"
+    assert [part.model_dump() for part in profile.parts] == times["parts"]
     shown = page()
-    assert kept.name in shown and "No profile was kept" not in shown
-    assert shown.count("<progress") == 2 * (len(made["parts"]) + len(made["operators"]))
+    assert profile.name in shown and "No profile was kept" not in shown
+    assert shown.count("<progress") == 2 * (len(times["parts"]) + len(times["operators"]))
     bench("--profile", "--trial", "first/0")
     (view,) = candidate_views(study, StudySnapshot(read_study(study, "first")), [0])
-    assert len(view.profiles) == 1 and view.profiles[0].at > kept.at, "the newest of a request"
+    assert len(view.profiles) == 1 and view.profiles[0].at > profile.at, "the newest of a request"
 
 
 @pytest.mark.parametrize(
@@ -306,8 +306,8 @@ def test_a_kept_profile_of_another_layout_is_refused(study: Store) -> None:
     whole = {"whole_ms": 1.0, "profiled_ms": 1.0, "sum_ms": 1.0}
     parts = [{"layer": 40, "part": "mixer", "block": "C3", **none}]
     profile = {"prefill": whole, "decode": whole, "parts": parts, "operators": [], "foreign_cpu": None}
-    found = Profiled(0, "box", "fake", "b", 32, 4, 1, ProfileSummary.model_validate(profile))
-    events.append(study, studies.find_id(study, "first"), found.to_json())
+    event = Profiled(0, "box", "fake", "b", 32, 4, 1, ProfileSummary.model_validate(profile))
+    events.append(study, studies.find_id(study, "first"), event.to_json())
     with pytest.raises(InvalidInput, match="of another layout"):
         candidate_views(study, StudySnapshot(read_study(study, "first")), [0])
 

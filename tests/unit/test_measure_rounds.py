@@ -45,25 +45,25 @@ def answer(*candidates: RawRun, beside: RawRun = CALM) -> RoundResult:
 
 def measured(subject: Subject, *script: Any, **options: Any) -> tuple[Measurement, ScriptedJobs]:
     jobs = ScriptedJobs(list(script))
-    taken = asyncio.run(measure(subject, reference(subject), jobs, "key", 3, 2, LIMITS, **options))
-    return taken, jobs
+    measurement = asyncio.run(measure(subject, reference(subject), jobs, "key", 3, 2, LIMITS, **options))
+    return measurement, jobs
 
 
 def test_the_reference_runs_of_every_round_are_kept_whatever_the_round_was_good_for(subject: Subject) -> None:
     noted: list[tuple[str, list[ReferenceRun]]] = []
-    told = replace(reference(subject), note=lambda job, runs: noted.append((job, list(runs))))
+    recorder = replace(reference(subject), note=lambda job, runs: noted.append((job, list(runs))))
     drifted, broken = raw(sample(20.0, 2.0), temperature_c=70.0), answer(CALM, beside=KILLED)
     script = [answer(HOT, beside=drifted), broken, answer(CALM, NOISY)]
-    asyncio.run(measure(subject, told, ScriptedJobs(script), "key", 3, 2, LIMITS, past_tries=5))
+    asyncio.run(measure(subject, recorder, ScriptedJobs(script), "key", 3, 2, LIMITS, past_tries=5))
     calm, noisy = ReferenceRun(1.0, None, True), ReferenceRun(1.0, None, False)
     assert noted == [("key.5000", [ReferenceRun(2.0, 70.0, False)]), ("key.5001", []), ("key.5002", [calm, noisy])]
 
 
 def test_one_round_is_enough_on_a_calm_machine(subject: Subject) -> None:
-    taken, jobs = measured(subject, answer(CALM, CALM))
-    assert taken.figures["ttft"].n == 2
-    assert taken.refused_share == 0.0
-    assert taken.wall_s == 2.0
+    measurement, jobs = measured(subject, answer(CALM, CALM))
+    assert measurement.figures["ttft"].n == 2
+    assert measurement.refused_share == 0.0
+    assert measurement.wall_s == 2.0
     ((key, number, round_),) = jobs.asked
     assert (key, number, round_.repetitions, round_.cool_down_s) == ("key", 0, 2, 0.0)
     assert round_.candidate.inputs["model"].sha256 == subject.artifact.sha256
@@ -109,22 +109,22 @@ def test_after_a_failure_the_reference_also_runs_by_itself(subject: Subject) -> 
 
 def test_noise_fails_nothing_and_is_recorded(subject: Subject) -> None:
     slow = raw(sample(50.0, 5.0), foreign_cpu=2.0)
-    taken, jobs = measured(subject, answer(NOISY, slow, beside=raw(sample(20.0, 2.0), foreign_cpu=1.0)))
+    measurement, jobs = measured(subject, answer(NOISY, slow, beside=raw(sample(20.0, 2.0), foreign_cpu=1.0)))
     assert len(jobs.asked) == 1
-    assert taken.figures["ttft"].n == 2
-    assert taken.refused_share == 0.0
-    assert taken.foreign_cpu == pytest.approx(1.5)
-    assert taken.drift == pytest.approx(1.0)
+    assert measurement.figures["ttft"].n == 2
+    assert measurement.refused_share == 0.0
+    assert measurement.foreign_cpu == pytest.approx(1.5)
+    assert measurement.drift == pytest.approx(1.0)
 
 
 def test_repetitions_of_a_hot_device_are_asked_for_again_after_a_cool_down(subject: Subject) -> None:
-    taken, jobs = measured(subject, answer(CALM, HOT), answer(HOT), answer(CALM))
+    measurement, jobs = measured(subject, answer(CALM, HOT), answer(HOT), answer(CALM))
     assert [(number, r.repetitions, r.cool_down_s) for _, number, r in jobs.asked] == [
         (0, 2, 0.0), (1, 1, 5.0), (2, 1, 10.0),
     ]  # fmt: skip
-    assert taken.refused_share == pytest.approx(1 / 2)
-    assert [rep.attempt for rep in taken.repetitions] == [0, 0, 1, 2]
-    assert taken.wall_s == 6.0
+    assert measurement.refused_share == pytest.approx(1 / 2)
+    assert [rep.attempt for rep in measurement.repetitions] == [0, 0, 1, 2]
+    assert measurement.wall_s == 6.0
 
 
 def test_failed_runs_are_repeated_at_once(subject: Subject) -> None:
@@ -139,19 +139,19 @@ def test_after_all_attempts_it_fails_as_the_infrastructures_and_says_why(subject
 
 def test_the_jobs_of_tries_never_have_the_same_numbers_whatever_the_attempts(subject: Subject) -> None:
     """Studies may share a measurement and differ in `max_attempts`."""
-    asked = []
+    numbers = []
     for tries, attempts in ((1, 5), (2, 1)):
         jobs = ScriptedJobs([*[answer(KILLED)] * attempts, answer(CALM, CALM)])
         limits = MeasurementSettings(max_attempts=attempts)
         asyncio.run(measure(subject, reference(subject), jobs, "key", 3, 2, limits, past_tries=tries))
-        asked.append({number for _, number, _ in jobs.asked})
-    assert not asked[0] & asked[1]
+        numbers.append({number for _, number, _ in jobs.asked})
+    assert not numbers[0] & numbers[1]
 
 
 @pytest.mark.parametrize("run", [KILLED, CRASHED], ids=["killed", "crashed"])
 def test_one_run_that_ended_early_is_no_failure_of_the_candidate(subject: Subject, run: RawRun) -> None:
-    taken, jobs = measured(subject, answer(run), answer(CALM, CALM))
-    assert taken.figures["ttft"].n == 2
+    measurement, jobs = measured(subject, answer(run), answer(CALM, CALM))
+    assert measurement.figures["ttft"].n == 2
     assert len(jobs.asked) == 2
 
 

@@ -161,8 +161,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def seen(tmp_path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((tmp_path / "seen.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads((tmp_path / "seen.json").read_text())
+    return record
 
 
 def is_alive(pid: int) -> bool:

@@ -15,13 +15,13 @@ EXAMPLES = ("L4/32", "L4/24(query=16,nope_dim=8)")
 
 
 def module(text: str) -> MultiHeadLatentAttention:
-    made = MultiHeadLatentAttention(Block.parse(text, "mixer"), 64)
-    draw_weights(made, 3, 1)
+    mixer = MultiHeadLatentAttention(Block.parse(text, "mixer"), 64)
+    draw_weights(mixer, 3, 1)
     noise = torch.Generator().manual_seed(5)
-    for name, weight in made.state_dict().items():
+    for name, weight in mixer.state_dict().items():
         if "norm" in name:
             weight += 0.3 * torch.randn(weight.shape, generator=noise)
-    return made
+    return mixer
 
 
 def inputs(*shape: int) -> Tensor:
@@ -40,16 +40,16 @@ def test_expanded_and_absorbed_forms_are_the_formula(text: str, training: bool) 
 
 def test_gradients_of_both_forms_agree() -> None:
     mixer, x = module("L4/24(query=16,nope_dim=8)"), inputs(2, 9, 64)
-    found = []
+    gradients = []
     for training in (True, False):
         mixer.train(training).zero_grad()
         mixer(x)[0].square().sum().backward()
-        found.append(
+        gradients.append(
             {name: weight.grad.clone() for name, weight in mixer.named_parameters() if weight.grad is not None}
         )
-    assert found[0].keys() == found[1].keys() == dict(mixer.named_parameters()).keys()
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()))
+    assert gradients[0].keys() == gradients[1].keys() == dict(mixer.named_parameters()).keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()))
 
 
 def test_the_cache_is_a_latent_and_one_key_per_token() -> None:

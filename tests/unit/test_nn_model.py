@@ -118,8 +118,8 @@ def test_parallel_mixers_add_up_on_one_norm() -> None:
     layer = layer_of(Model(Layout.parse("d32 v97 ffn=none [C3&A2/1]"), seed=3), 0)
     x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
     h = layer.mixer_norm(x)
-    wanted = x + sum(mixer(h)[0] for mixer in layer.mixers)
-    torch.testing.assert_close(layer(x, [None, None])[0], wanted, rtol=0, atol=1e-6)
+    expected = x + sum(mixer(h)[0] for mixer in layer.mixers)
+    torch.testing.assert_close(layer(x, [None, None])[0], expected, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
@@ -159,14 +159,14 @@ def test_layouts_that_differ_in_one_layer_start_alike_elsewhere() -> None:
 def test_start_values_have_the_sizes_meant() -> None:
     model = Model(Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2 C3 C3]"), seed=0)
     weights = model.state_dict()
-    wanted = {
+    deviations = {
         "embed.weight": 256**-0.5,
         "layers.0.mixers.0.in_proj.weight": 256**-0.5,
         "layers.0.mixers.0.conv.weight": 3**-0.5,
         "layers.0.ffn.down.weight": (512 * 8 * 256) ** -0.5,
         "layers.1.mixers.0.o.weight": (256 * 8 * 256) ** -0.5,
     }
-    for name, std in wanted.items():
+    for name, std in deviations.items():
         assert weights[name].std().item() == pytest.approx(std, rel=0.05), name
         assert abs(weights[name].mean().item()) < 0.05 * std, name
     assert torch.all(weights["norm.weight"] == 1)

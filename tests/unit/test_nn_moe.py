@@ -46,7 +46,7 @@ def test_loads_are_counted_in_training_only() -> None:
 def test_all_experts_for_every_token_are_the_same_as_the_chosen_ones_alone() -> None:
     """GPUs take the former form with stacked seeds, which is slower on a CPU."""
     tokens = torch.cat([inputs(40), inputs(40) + 0.1])
-    found = []
+    results = []
     for dense in (False, True):
         module = stacked([mixture(seed=1), mixture(seed=2)])
         assert isinstance(module, MixtureOfExperts)
@@ -54,8 +54,8 @@ def test_all_experts_for_every_token_are_the_same_as_the_chosen_ones_alone() -> 
         y = module._dense(rows, *module.route(rows)) if dense else module(tokens).flatten(0, 1)
         y.square().sum().backward()
         assert module.bias.load.sum(1).tolist() == [80.0, 80.0]
-        found.append([y, module.bias.load, *(each.grad for each in module.parameters())])
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+        results.append([y, module.bias.load, *(weight.grad for weight in module.parameters())])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
 
 
 def test_bias_moves_towards_starved_experts_by_the_rate() -> None:

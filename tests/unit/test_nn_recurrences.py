@@ -82,8 +82,8 @@ def test_any_number_of_chunks_is_the_recurrence(
         module.gate_bias[:2] += gates
     for length in lengths:
         x = sequence(1, length).double()
-        wanted = reference(module.block, module.state_dict(), x[0])
-        torch.testing.assert_close(module(x)[0][0], wanted, rtol=0, atol=tolerance)
+        expected = reference(module.block, module.state_dict(), x[0])
+        torch.testing.assert_close(module(x)[0][0], expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_memories_that_decay_slowly_keep_small_numbers_in_half_precision(
     """A memory in bfloat16 loses what a token adds once it is 256 times as large."""
     module, x = mixer(text), sequence(1, 400)
     getattr(module, bias)[-4:] = value  # of mLSTM the forget gates
-    wanted, _ = module(x)
+    expected, _ = module(x)
     if how == "weights":
         module, x = module.bfloat16(), x.bfloat16()
     with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
@@ -284,8 +284,8 @@ def test_memories_that_decay_slowly_keep_small_numbers_in_half_precision(
         for token in x.split(1, 1):
             y, state = module(token, state)
             steps.append(y)
-    rounding, error = ((found.float() - wanted).norm() for found in (whole, torch.cat(steps, 1)))
-    assert error < 1.3 * rounding < 0.03 * wanted.norm()
+    rounding, error = ((output.float() - expected).norm() for output in (whole, torch.cat(steps, 1)))
+    assert error < 1.3 * rounding < 0.03 * expected.norm()
 
 
 @torch.no_grad()

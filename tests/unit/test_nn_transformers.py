@@ -111,10 +111,10 @@ def test_feed_forwards_are_those_of_transformers(text: str, changed: str) -> Non
         tensor += 0.2 * torch.randn(tensor.shape, generator=generator)
     x = torch.randn(2, 40, 64, generator=generator)
     theirs = twin_of(ours, 64)
-    wanted = theirs(x)
-    torch.testing.assert_close(ours(x), wanted, rtol=0, atol=4e-6 * float(wanted.abs().max()))
+    expected = theirs(x)
+    torch.testing.assert_close(ours(x), expected, rtol=0, atol=4e-6 * float(expected.abs().max()))
     theirs.module.state_dict()[changed][0] += 0.5
-    assert (theirs(x) - wanted).abs().max() > 1e-3
+    assert (theirs(x) - expected).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("text", [DENSE[0], MIXTURES[0], ATTENTION_ONLY[0], ATTENTION_ONLY[3]])

@@ -93,7 +93,7 @@ def test_letters_are_extracted(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "equal"),
+    ("answer", "expected", "equal"),
     [
         ("1,250", "1250", True),
         ("18.0", "18", True),
@@ -123,8 +123,8 @@ def test_letters_are_extracted(text: str, expected: str) -> None:
         ("", "", False),
     ],
 )
-def test_answers_are_compared_as_numbers_or_text(found: str, expected: str, equal: bool) -> None:
-    assert same(found, expected) is equal
+def test_answers_are_compared_as_numbers_or_text(answer: str, expected: str, equal: bool) -> None:
+    assert same(answer, expected) is equal
 
 
 @pytest.mark.parametrize(
@@ -224,58 +224,58 @@ _MMLU = Path(__file__).parents[2] / "nas" / "train" / "posttrain" / "lm_eval_tas
 _MMLU_SUBJECTS = yaml.safe_load(_MMLU.read_text().replace("!function ", ""))["metadata"]["datasets"]
 
 
-def knowing(asked: list[str], say: Callable[[str], str], right: Callable[[str], str] = lambda text: "A") -> Answerer:
+def knowing(prompts: list[str], say: Callable[[str], str], right: Callable[[str], str] = lambda text: "A") -> Answerer:
     """A model that answers each question by `say`, and finds the continuation `right` the likeliest."""
 
     def respond(questions: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-        asked.extend(CHAT.decode(ids) for ids in questions)
+        prompts.extend(CHAT.decode(ids) for ids in questions)
         return [CHAT.encode(say(CHAT.decode(ids)) + "<|im_end|>") for ids in questions]
 
     def scores(question: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[Score]:
-        asked.append(CHAT.decode(question))
-        wanted = right(asked[-1])
-        return [Score(False, 0.0 if CHAT.decode(each).strip() == wanted else -1.0) for each in continuations]
+        prompts.append(CHAT.decode(question))
+        expected = right(prompts[-1])
+        return [Score(False, 0.0 if CHAT.decode(ids).strip() == expected else -1.0) for ids in continuations]
 
     return Answerer(respond, scores)
 
 
-def judged(data: Path, name: str, asked: Answerer, context: int = 1 << 16) -> dict[str, list[bool]]:
-    found = Benchmarks(data, [name], context, None, lambda line: None).judge(asked, CHAT)
-    return {row: list(right) for row, right in found.items()}
+def judged(data: Path, name: str, model: Answerer, context: int = 1 << 16) -> dict[str, list[bool]]:
+    verdicts = Benchmarks(data, [name], context, None, lambda line: None).judge(model, CHAT)
+    return {row: list(right) for row, right in verdicts.items()}
 
 
 def test_gsm8k_asks_five_examples_as_turns_and_scores_strict_and_loose(data: Path) -> None:
-    asked: list[str] = []
+    prompts: list[str] = []
     answers = {0: "I know it: #### 0", 1: "2, or maybe 9", 2: "5"}
-    found = judged(data, "gsm8k", knowing(asked, lambda text: answers[int(text.rsplit("What is ", 1)[1][0])]))
-    assert found == {"gsm8k": [True, False, False], "gsm8k (loose)": [True, True, False]}
-    assert len(asked) == 3 and all(text.count("<|im_start|>user") == 6 for text in asked)
-    assert all(text.endswith("<|im_start|>assistant\n") and "####" in text for text in asked)
+    verdicts = judged(data, "gsm8k", knowing(prompts, lambda text: answers[int(text.rsplit("What is ", 1)[1][0])]))
+    assert verdicts == {"gsm8k": [True, False, False], "gsm8k (loose)": [True, True, False]}
+    assert len(prompts) == 3 and all(text.count("<|im_start|>user") == 6 for text in prompts)
+    assert all(text.endswith("<|im_start|>assistant\n") and "####" in text for text in prompts)
     again: list[str] = []
     judged(data, "gsm8k", knowing(again, lambda text: ""))
-    assert again == asked, "a file is asked with the same examples"
+    assert again == prompts, "a file is asked with the same examples"
 
 
 def test_mmlu_takes_the_likeliest_letter_after_the_subject_s_own_examples(data: Path) -> None:
-    asked: list[str] = []
-    found = judged(data, "mmlu", knowing(asked, str, lambda text: "A"))
+    prompts: list[str] = []
+    verdicts = judged(data, "mmlu", knowing(prompts, str, lambda text: "A"))
     expected = [(i + number_) % 4 == 0 for number_ in range(len(_MMLU_SUBJECTS)) for i in range(2)]
-    assert len(_MMLU_SUBJECTS) == 57 and found == {"mmlu": expected}
-    assert asked[0].count("abstract_algebra") == 6 and "A. one\nB. two\nC. three\nD. four" in asked[0]
+    assert len(_MMLU_SUBJECTS) == 57 and verdicts == {"mmlu": expected}
+    assert prompts[0].count("abstract_algebra") == 6 and "A. one\nB. two\nC. three\nD. four" in prompts[0]
 
 
 def test_choices_of_gpqa_are_asked_in_ten_orders(data: Path) -> None:
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def right(text: str) -> str:
         return text[text.index(") yes") - 1]
 
-    assert judged(data, "gpqa_diamond", knowing(asked, str, right)) == {"gpqa_diamond": [True] * 10}
-    assert len({right(text) for text in asked}) == 4
+    assert judged(data, "gpqa_diamond", knowing(prompts, str, right)) == {"gpqa_diamond": [True] * 10}
+    assert len({right(text) for text in prompts}) == 4
 
 
 @pytest.mark.parametrize(
-    ("name", "say", "wanted"),
+    ("name", "say", "expected"),
     [
         ("gsm_plus", "The answer is 2.", {"gsm_plus": [False, True, False]}),
         ("math_500", r"\boxed{4}", {"math_500": [True]}),
@@ -284,44 +284,44 @@ def test_choices_of_gpqa_are_asked_in_ten_orders(data: Path) -> None:
         ("mmlu_pro", "I think the answer is (B).", {"mmlu_pro": [True] * 14}),
     ],
 )
-def test_generated_answers(data: Path, name: str, say: str, wanted: dict[str, list[bool]]) -> None:
-    asked: list[str] = []
-    assert judged(data, name, knowing(asked, lambda text: say)) == wanted
+def test_generated_answers(data: Path, name: str, say: str, expected: dict[str, list[bool]]) -> None:
+    prompts: list[str] = []
+    assert judged(data, name, knowing(prompts, lambda text: say)) == expected
     examples = {"gsm_plus": 5, "math_500": 4, "math_level_5": 0, "mgsm": 5, "mmlu_pro": 5}[name]
-    assert all(text.count("<|im_start|>user") == examples + 1 for text in asked)
+    assert all(text.count("<|im_start|>user") == examples + 1 for text in prompts)
     if name == "mmlu_pro":
-        assert "about biology. Think step by step" in asked[0] and asked[0].count("biology ") == 6
-        assert "N/A" not in asked[0] and "C." not in asked[0]
+        assert "about biology. Think step by step" in prompts[0] and prompts[0].count("biology ") == 6
+        assert "N/A" not in prompts[0] and "C." not in prompts[0]
 
 
 def test_mmmlu_has_no_chat_template(data: Path) -> None:
-    asked: list[str] = []
-    assert judged(data, "mmmlu", knowing(asked, str, lambda text: "B")) == {"mmmlu": [True] * 7}
-    assert all("<|im_start|>" not in text and text.endswith("Answer:") for text in asked)
+    prompts: list[str] = []
+    assert judged(data, "mmmlu", knowing(prompts, str, lambda text: "B")) == {"mmmlu": [True] * 7}
+    assert all("<|im_start|>" not in text and text.endswith("Answer:") for text in prompts)
 
 
 def test_groups_have_means_of_their_benchmarks(data: Path) -> None:
-    asked = Benchmarks(data, ["gsm8k", "math_500", "mgsm", "mmmlu"], 1 << 16, None, lambda line: None)
-    assert asked.groups == {
+    benchmarks = Benchmarks(data, ["gsm8k", "math_500", "mgsm", "mmmlu"], 1 << 16, None, lambda line: None)
+    assert benchmarks.groups == {
         "mathematics": {"gsm8k": ("gsm8k",), "math_500": ("math_500",)},
         "languages": {"mgsm": ("mgsm",), "mmmlu": ("mmmlu",)},
     }
-    assert asked.versions == {"gsm8k": 3, "math_500": 3, "mgsm": 3, "mmmlu": 1}
+    assert benchmarks.versions == {"gsm8k": 3, "math_500": 3, "mgsm": 3, "mmmlu": 1}
     first = {"gsm8k": TaskScore.of(1, 4), "math_500": TaskScore.of(1, 2), "mgsm": TaskScore.of(3, 4)}
     first |= {"mmmlu": TaskScore.of(0, 7), "gsm8k (loose)": TaskScore.of(4, 4)}
     second = {name: TaskScore.of(0, score.questions, score.exact, 0) for name, score in first.items()}
-    found = MemberEvaluation(
-        weights="checkpoint:0", tasks="t", scores={"pytorch": first, "q4_0": second}, groups=asked.groups,
-        versions=asked.versions,
+    evaluation = MemberEvaluation(
+        weights="checkpoint:0", tasks="t", scores={"pytorch": first, "q4_0": second}, groups=benchmarks.groups,
+        versions=benchmarks.versions,
     )  # fmt: skip
-    assert found.means == {
+    assert evaluation.means == {
         "mathematics": {"pytorch": 0.375, "q4_0": 0},
         "languages": {"pytorch": 0.375, "q4_0": 0},
         AVERAGE: {"pytorch": 0.375, "q4_0": 0},
     }
-    assert found.rows[-1] == ["mean: all benchmarks", "", "37.5%", "0.0%", "-37.5"]
-    assert "gsm8k 3, math_500 3" in found.notes[0]
-    assert MemberEvaluation.model_validate_json(found.model_dump_json()) == found
+    assert evaluation.rows[-1] == ["mean: all benchmarks", "", "37.5%", "0.0%", "-37.5"]
+    assert "gsm8k 3, math_500 3" in evaluation.notes[0]
+    assert MemberEvaluation.model_validate_json(evaluation.model_dump_json()) == evaluation
 
 
 @pytest.mark.parametrize(
@@ -367,22 +367,24 @@ def test_ifeval_is_judged_by_the_reference_implementation(
     ]
     rows(data / "google/IFEval/train.jsonl", *one, *both)
     answers = {"no commas": "well, no", "three words": "it has four words", "lower case": "all is lower here now"}
-    found = judged(data, "ifeval", knowing([], lambda text: next((a for q, a in answers.items() if q in text), "a b")))
-    assert found == {
+    verdicts = judged(
+        data, "ifeval", knowing([], lambda text: next((a for q, a in answers.items() if q in text), "a b"))
+    )
+    assert verdicts == {
         "ifeval": [False, True, True, False],
         "ifeval (prompt_level_loose_acc)": [False, True, True, False],
         "ifeval (inst_level_strict_acc)": [False, True, True, True, False],
         "ifeval (inst_level_loose_acc)": [False, True, True, True, False],
     }
     groups = Benchmarks(data, ["ifeval"], 1 << 16, None, lambda line: None).groups
-    assert groups == {"instruction following": {"ifeval": tuple(found)}}
+    assert groups == {"instruction following": {"ifeval": tuple(verdicts)}}
 
 
 def test_long_questions_lose_their_beginnings_and_it_is_said(data: Path) -> None:
-    asked: list[str] = []
+    prompts: list[str] = []
     said: list[str] = []
-    Benchmarks(data, ["gsm8k"], 128, None, said.append).judge(knowing(asked, str), CHAT)
-    assert all(len(CHAT.encode(text)) == 64 for text in asked)
+    Benchmarks(data, ["gsm8k"], 128, None, said.append).judge(knowing(prompts, str), CHAT)
+    assert all(len(CHAT.encode(text)) == 64 for text in prompts)
     assert said == ["3 questions lost their beginnings to fit into 128 tokens"]
 
 
@@ -409,11 +411,11 @@ def test_scores_of_continuations_are_those_of_the_whole_text() -> None:
     torch.manual_seed(0)
     model = Model(LAYOUT).eval()
     question, continuations = list(range(3, 12)), [[5], [7, 8, 9], [1, 1], [2]]
-    found = answerer(model, CHAT).scores(question, continuations)
-    for continuation, score in zip(continuations, found, strict=True):
+    scores = answerer(model, CHAT).scores(question, continuations)
+    for continuation, score in zip(continuations, scores, strict=True):
         with torch.no_grad():
             logits, _ = model.prefill(torch.tensor([question + continuation]))
-        own = logits[0, len(question) - 1 : -1].double().log_softmax(-1)
-        expected = sum(float(row[token]) for row, token in zip(own, continuation, strict=True))
+        logs = logits[0, len(question) - 1 : -1].double().log_softmax(-1)
+        expected = sum(float(row[token]) for row, token in zip(logs, continuation, strict=True))
         assert math.isclose(score.log_probability, expected, rel_tol=1e-5)
-        assert score.greedy == bool(np.all(own.argmax(-1).numpy() == continuation))
+        assert score.greedy == bool(np.all(logs.argmax(-1).numpy() == continuation))

@@ -44,16 +44,16 @@ def test_ties(density: float) -> None:
     base, *models = tensors(4)
     weights = [0.5, 0.2, 0.9]
     settings = MergeSettings(method="ties", weights=tuple(weights), density=density)
-    found = merge_tensors("w", models, base, settings)
+    result = merge_tensors("w", models, base, settings)
     expected = torch.tensor(ties_by_loops(models, base, weights, density)).view_as(base)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["soup", *BASED])
 def test_one_model_at_full_density_stays_as_it_is(method: Method) -> None:
     base, model = tensors(2)
-    found = merge_tensors("w", [model], base, MergeSettings(method=method, weights=(1.0,)))
-    torch.testing.assert_close(found, model)
+    result = merge_tensors("w", [model], base, MergeSettings(method=method, weights=(1.0,)))
+    torch.testing.assert_close(result, model)
 
 
 def test_full_density_makes_dare_and_della_what_they_extend() -> None:
@@ -97,18 +97,18 @@ def test_random_drops_are_those_of_the_equations(method: Method, epsilon: float)
     for number, model in enumerate(models):
         task = [a - b for a, b in zip(model.flatten().tolist(), base.flatten().tolist(), strict=True)]
         uniform = torch.rand(base.shape, generator=generator_of(7, f"{number}:w")).flatten().tolist()
-        own = []
+        values = []
         for value, chance in zip(task, uniform, strict=True):
             rank = sum(abs(other) > abs(value) for other in task)
             drop = 1 - density
             if method == "della":
                 drop += epsilon * (rank / len(task) - 1 / 2)
-            own.append(0.0 if chance < drop else value / (1 - drop))
-        sparse.append(torch.tensor(own).view_as(base))
+            values.append(0.0 if chance < drop else value / (1 - drop))
+        sparse.append(torch.tensor(values).view_as(base))
     if method == "dare-linear":
         expected = base + 0.5 * sparse[0] + 0.2 * sparse[1] + 0.9 * sparse[2]
     else:
-        expected = torch.tensor(ties_by_loops([base + each for each in sparse], base, weights, 1.0)).view_as(base)
+        expected = torch.tensor(ties_by_loops([base + delta for delta in sparse], base, weights, 1.0)).view_as(base)
     settings = MergeSettings(method=method, weights=tuple(weights), density=density, epsilon=epsilon, seed=7)
     torch.testing.assert_close(merge_tensors("w", models, base, settings), expected, rtol=1e-4, atol=1e-5)
 
@@ -116,13 +116,13 @@ def test_random_drops_are_those_of_the_equations(method: Method, epsilon: float)
 def resident_bytes(path: Path) -> int:
     """Resident memory of this process's mappings of a file."""
     maps = Path("/proc/self/smaps").read_text().splitlines()
-    found, inside = 0, False
+    total, inside = 0, False
     for line in maps:
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
             inside = line.endswith(str(path))
         elif inside and line.startswith("Rss:"):
-            found += 1024 * int(line.split()[1])
-    return found
+            total += 1024 * int(line.split()[1])
+    return total
 
 
 def test_what_was_read_of_a_file_does_not_stay_in_memory(tmp_path: Path) -> None:
@@ -143,10 +143,10 @@ def test_one_tensor_of_each_model_is_in_memory(tmp_path: Path, monkeypatch: pyte
     alive: list[int] = []
 
     def watched(self: Shards, name: str) -> Tensor:
-        found = read(self, name)
-        seen.append(weakref.ref(found))
-        alive.append(sum(each() is not None for each in seen))
-        return found
+        tensor = read(self, name)
+        seen.append(weakref.ref(tensor))
+        alive.append(sum(ref() is not None for ref in seen))
+        return tensor
 
     monkeypatch.setattr(Shards, "tensor", watched)
     merge(
@@ -167,16 +167,16 @@ def test_shards_are_merged_one_tensor_at_a_time(tmp_path: Path) -> None:
         folder.mkdir()
         index = {}
         for shard in range(3):
-            own = {name: torch.full((256, 256), float(model + i)) for i, name in enumerate(names) if i % 3 == shard}
-            own = {name: tensor.half() for name, tensor in own.items()}
-            save_file(own, folder / f"{shard}.safetensors", metadata={"format": "pt"})
-            index |= dict.fromkeys(own, f"{shard}.safetensors")
+            part = {name: torch.full((256, 256), float(model + i)) for i, name in enumerate(names) if i % 3 == shard}
+            part = {name: tensor.half() for name, tensor in part.items()}
+            save_file(part, folder / f"{shard}.safetensors", metadata={"format": "pt"})
+            index |= dict.fromkeys(part, f"{shard}.safetensors")
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     out = tmp_path / "out.safetensors"
     merge([tmp_path / "1", tmp_path / "2"], tmp_path / "0", MergeSettings(method="ties"), out)
-    found = load_file(out)
-    assert sorted(found) == sorted(names) and all(each.dtype == torch.float16 for each in found.values())
-    assert all((found[name] == i + 1.5).all() for i, name in enumerate(names))
+    result = load_file(out)
+    assert sorted(result) == sorted(names) and all(tensor.dtype == torch.float16 for tensor in result.values())
+    assert all((result[name] == i + 1.5).all() for i, name in enumerate(names))
 
 
 def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:

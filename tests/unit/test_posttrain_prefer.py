@@ -66,12 +66,12 @@ def drawn(seed: int, rows: int = 6) -> tuple[Tensor, Tensor, Tensor]:
 def test_objective_is_that_of_the_equations(settings: tuple[float, float, float, float]) -> None:
     policy, reference, lengths = drawn(0)
     beta, margin, omega, lam = settings
-    found = preference_loss(policy, reference, lengths, beta=beta, margin=margin, relative=omega, absolute=lam)
+    losses = preference_loss(policy, reference, lengths, beta=beta, margin=margin, relative=omega, absolute=lam)
     expected = [
-        by_equations(*each, beta, margin, omega, lam)
-        for each in zip(policy.tolist(), reference.tolist(), lengths.tolist(), strict=True)
+        by_equations(*row, beta, margin, omega, lam)
+        for row in zip(policy.tolist(), reference.tolist(), lengths.tolist(), strict=True)
     ]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(losses, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_limits_of_the_objective() -> None:
@@ -111,15 +111,15 @@ def test_best_and_worst_answers_become_a_preference() -> None:
     samples = [sample(" four"), sample("It is four."), sample("five"), sample("  ")]
     scores = RULES["contains"](samples)
     assert scores == [1.0, 0.5, 0.0, 0.0]
-    made = preference_of(sample("four"), samples, scores, 1.0)
-    assert made is not None and (made.chosen, made.rejected) == ("four", "five")
+    preference = preference_of(sample("four"), samples, scores, 1.0)
+    assert preference is not None and (preference.chosen, preference.rejected) == ("four", "five")
     refined = preference_of(sample("four"), samples[1:3], [0.5, 0.0], 1.0)
     assert refined is not None and refined.chosen == "four", "the data's own answer is better"
     assert preference_of(sample("four"), samples[:1], [1.0], 1.0) is None
     assert preference_of(sample("four"), [], [], 1.0) is None, "no answer came to an end"
     for token, special in (("<|im_start|>", SPECIAL), ("<|eot_id|>", ("<|eot_id|>",))):
-        made = preference_of(sample("four"), [sample(token)], [0.0], 1.0, special)
-        assert made is None, "what no conversation may contain"
+        preference = preference_of(sample("four"), [sample(token)], [0.0], 1.0, special)
+        assert preference is None, "what no conversation may contain"
 
 
 def test_command_judges_each_answer_without_a_shell() -> None:
@@ -147,17 +147,17 @@ def test_missing_judge() -> None:
 
 
 def greedy(model: Model, ids: Sequence[int], most: int, ends: Sequence[int]) -> list[int]:
-    found: list[int] = []
-    while len(found) < most and not (found and found[-1] in ends):
-        found.append(int(model(torch.tensor([[*ids, *found]]))[0, -1].argmax()))
-    return found
+    answer: list[int] = []
+    while len(answer) < most and not (answer and answer[-1] in ends):
+        answer.append(int(model(torch.tensor([[*ids, *answer]]))[0, -1].argmax()))
+    return answer
 
 
 def test_answers_are_those_of_a_model_run_alone() -> None:
     model = Model(LAYOUT).eval()
     questions = [[1, 2, 3], [4, 5], [6, 7, 8], [9]]
     ends = greedy(model, questions[0], 4, ())[3:]
-    assert generate(model, questions, 6, ends) == [greedy(model, each, 6, ends) for each in questions]
+    assert generate(model, questions, 6, ends) == [greedy(model, question, 6, ends) for question in questions]
     sampled = [generate(model, questions[:2], 6, (), temperature=2.0, seeds=[[0, i] for i in range(2)])]
     sampled.append(generate(model, questions[1::-1], 6, (), temperature=2.0, seeds=[[0, 1], [0, 0]])[::-1])
     assert sampled[0] == sampled[1] and sampled[0] != generate(model, questions[:2], 6, ())
@@ -165,16 +165,16 @@ def test_answers_are_those_of_a_model_run_alone() -> None:
 
 def test_exact_answers_are_counted_by_task() -> None:
     chat = ChatTokenizer(byte_tokenizer(320), "bytes")
-    asked = [each for task in ("lookup", "arithmetic") for each in _some(task, 2)]
+    examples = [example for task in ("lookup", "arithmetic") for example in _some(task, 2)]
 
     def respond(questions: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-        assert most >= max(len(each.answer) for each in asked)
-        return [chat.encode(f" {each.answer}<|im_end|>x") for each in asked[:3]] + [chat.encode("?")]
+        assert most >= max(len(example.answer) for example in examples)
+        return [chat.encode(f" {example.answer}<|im_end|>x") for example in examples[:3]] + [chat.encode("?")]
 
-    wanted = {"all": (3, 4), "arithmetic": (1, 2), "lookup": (2, 2)}
-    scores = counts(grouped(asked, exact_answers(asked, chat, respond)))
-    assert scores == {task: TaskScore.of(*score) for task, score in wanted.items()}
-    assert exact_answers(asked[:1], chat, answerer(Model(LAYOUT).eval(), chat).respond) == [False]
+    expected = {"all": (3, 4), "arithmetic": (1, 2), "lookup": (2, 2)}
+    scores = counts(grouped(examples, exact_answers(examples, chat, respond)))
+    assert scores == {task: TaskScore.of(*score) for task, score in expected.items()}
+    assert exact_answers(examples[:1], chat, answerer(Model(LAYOUT).eval(), chat).respond) == [False]
 
 
 @pytest.mark.parametrize(("exact", "questions"), [(0, 10), (33, 120), (24, 24)])
@@ -184,17 +184,17 @@ def test_intervals_of_shares_are_wilson_s(exact: int, questions: int) -> None:
 
 
 def test_changes_of_a_file_are_counted_and_have_intervals_of_paired_shares() -> None:
-    asked = _some("lookup", 2) + _some("arithmetic", 2)
+    examples = _some("lookup", 2) + _some("arithmetic", 2)
     right, before = [False, True, True, True], [True, True, False, True]
-    scores = counts(grouped(asked, right), grouped(asked, before))
+    scores = counts(grouped(examples, right), grouped(examples, before))
     assert [(scores[task].lost, scores[task].gained) for task in ("all", "arithmetic", "lookup")] == [
         (1, 1),
         (0, 1),
         (1, 0),
     ]
-    assert counts(grouped(asked, [True] * 4))["all"].change is None
+    assert counts(grouped(examples, [True] * 4))["all"].change is None
     value, low, high = TaskScore.of(600, 10_000, 300, 100).change or (0, 0, 0)
-    half = 1.96 * math.sqrt(0.04 - 0.02**2) / 100  # of many questions, as without added ones
+    half = 1.96 * math.sqrt(0.04 - 0.02**2) / 100  # with so many questions, the added ones change next to nothing
     assert (value, low, high) == pytest.approx((-0.02, -0.02 - half, -0.02 + half), abs=2e-4)
     swapped = TaskScore.of(600, 10_000, 100, 300).change or (0, 0, 0)
     assert swapped == pytest.approx((-value, -high, -low))
@@ -203,17 +203,17 @@ def test_changes_of_a_file_are_counted_and_have_intervals_of_paired_shares() -> 
 
 
 def _some(task: str, count: int) -> list[Conversation]:
-    return [each for each in conversations(60, 0, test=False) if each.task == task][:count]
+    return [example for example in conversations(60, 0, test=False) if example.task == task][:count]
 
 
 def test_generated_conversations_are_valid_and_their_test_set_is_apart() -> None:
     train, test = conversations(500, 0, test=False), conversations(100, 0, test=True)
-    assert all(each.problem() is None for each in (*train, *test, *preferences(100, 0)))
-    assert {each.task for each in train} == {*TASKS, "tool result"}
+    assert all(example.problem() is None for example in (*train, *test, *preferences(100, 0)))
+    assert {example.task for example in train} == {*TASKS, "tool result"}
     assert all(map(is_test, test)) and {e.question for e in train}.isdisjoint(e.question for e in test)
     assert conversations(500, 0, test=False) == train != conversations(500, 1, test=False)
-    sums = [each for each in train if each.task == "arithmetic"]
-    assert all(eval(each.question[0].content[8:-1]) == int(each.answer) for each in sums)
+    sums = [example for example in train if example.task == "arithmetic"]
+    assert all(eval(example.question[0].content[8:-1]) == int(example.answer) for example in sums)
 
 
 @pytest.fixture
@@ -238,16 +238,16 @@ def test_alignment_raises_the_chosen_answers_and_merges_follow(member: Path) -> 
         "kind": "prefer", "pairs": ["pairs.jsonl"], "batch": 8, "epochs": 4, "lr": 3e-3, "held_out": 0.4,
         "evaluate": ["test.jsonl"],
     }  # fmt: skip
-    found = run(member, stage, {"kind": "merge", "method": "ties", "density": 0.5, "evaluate": ["test.jsonl"]})
-    aligned = found.before[-1]
-    assert [each.kind for each in found.history] == ["pretrain", "sft", "prefer", "merge"]
+    training = run(member, stage, {"kind": "merge", "method": "ties", "density": 0.5, "evaluate": ["test.jsonl"]})
+    aligned = training.before[-1]
+    assert [record.kind for record in training.history] == ["pretrain", "sft", "prefer", "merge"]
     start = math.log1p(math.exp(0.1))  # -log sigmoid(-0.1)
     assert aligned.curve[0][1] == pytest.approx(start, abs=1e-3) and aligned.curve[-1][1] < 0.9 * start
     assert set(aligned.held_out) >= {ACCURACY, "exact all"} and 0 < aligned.held_out[ACCURACY] < 1
-    assert found.steps == 0 and found.start == "ties of sft, prefer" and "exact all" in found.held_out
+    assert training.steps == 0 and training.start == "ties of sft, prefer" and "exact all" in training.held_out
     assert 15 < aligned.config["counts"][ACCURACY] < 35 and set(aligned.spent) == {"prepare", "train", "score"}
-    assert aligned.whole_s > aligned.seconds == aligned.spent["train"] and found.prepare_memory_mb
-    assert found.config["models"] == [found.before[1].checkpoint, aligned.checkpoint]
+    assert aligned.whole_s > aligned.seconds == aligned.spent["train"] and training.prepare_memory_mb
+    assert training.config["models"] == [training.before[1].checkpoint, aligned.checkpoint]
     assert run(member, stage, {"kind": "merge", "models": ["prefer"]}).checkpoint == aligned.checkpoint
 
 
@@ -269,12 +269,12 @@ def test_on_policy_pairs_are_sampled_once(member: Path, monkeypatch: pytest.Monk
     even = [sys.executable, "-c", "import sys\nfor line in sys.stdin: print(1)"]
     with pytest.raises(InvalidInput, match=r"asked\.jsonl: no preference is left to train on"):
         run(member, {**stage, "judge_command": even})
-    found = run(member, stage)
+    training = run(member, stage)
     pairs = [path for path in (member / "NAS_CACHE" / "preferences").glob("*/*.jsonl") if path.stat().st_size]
-    assert set(found.spent) == {"prepare", "sample", "judge", "train", "score"}
-    assert len(pairs) == 1 and found.config["preferences"] == len(pairs[0].read_text().splitlines()) > 0
+    assert set(training.spent) == {"prepare", "sample", "judge", "train", "score"}
+    assert len(pairs) == 1 and training.config["preferences"] == len(pairs[0].read_text().splitlines()) > 0
     again = run(member, {**stage, "lr": 1e-6})
-    assert again.config["preferences"] == found.config["preferences"] and again.checkpoint != found.checkpoint
+    assert again.config["preferences"] == training.config["preferences"] and again.checkpoint != training.checkpoint
 
 
 def test_answers_without_an_end_are_neither_judged_nor_chosen(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,8 +335,8 @@ def test_two_rounds_of_alignment_sample_from_different_weights(member: Path, mon
         "kind": "prefer", "name": "one", "questions": ["asked.jsonl"], "judge_command": judge, "samples": 2,
         "answer_tokens": 4, "batch": 4, "epochs": 1, "lr": 5e-3,
     }  # fmt: skip
-    found = run(member, first, {**first, "name": "two"})
-    one, two = found.history[2:]
+    training = run(member, first, {**first, "name": "two"})
+    one, two = training.history[2:]
     assert (one.label, two.label) == ("one", "two")
     assert two.start == f"checkpoint:{one.checkpoint}" and two.checkpoint != one.checkpoint
     rounds = [
@@ -412,19 +412,19 @@ def test_scores_of_a_reward_model_are_those_of_transformers(tmp_path: Path) -> N
     messages = (Message(role="system", content="brief"), *samples[0].conversation.messages)
     samples.append(Sample(Conversation(messages=messages, tools=(tool,)), "4", "data.jsonl:9"))
     samples.append(Sample(Conversation(messages=messages, tools=(json.dumps(tool),)), "4", "data.jsonl:9"))
-    found = RewardModel(tmp_path / "m")(samples)
+    scores = RewardModel(tmp_path / "m")(samples)
     model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "m")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
-    for each, score in zip(samples, found, strict=True):
-        asked = [message.model_dump() for message in each.conversation.question]
+    for case, score in zip(samples, scores, strict=True):
+        question = [message.model_dump() for message in case.conversation.question]
         text = tokenizer.apply_chat_template(
-            [*asked, {"role": "assistant", "content": each.answer}],
-            tools=[tool] if each.conversation.tools else None,
+            [*question, {"role": "assistant", "content": case.answer}],
+            tools=[tool] if case.conversation.tools else None,
             tokenize=False,
         )
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         assert score == pytest.approx(model(ids).logits.item(), rel=1e-5)
-    assert len(set(found)) == 4 and found[3] == found[4]
+    assert len(set(scores)) == 4 and scores[3] == scores[4]
     ended, plain = RewardModel(tmp_path / "m")([sample("four<|im_end|>"), sample("four")])
     assert ended != plain, "an answer cannot spell the end of its turn"
 
@@ -441,7 +441,7 @@ def test_folders_that_are_no_reward_models_are_refused(tmp_path: Path) -> None:
     refused("silent", "its tokenizer has no chat template")
     write_reward_model(tmp_path / "headless")
     weights = load_file(tmp_path / "headless/model.safetensors")
-    save_file({name: each for name, each in weights.items() if name != "score.weight"},
+    save_file({name: tensor for name, tensor in weights.items() if name != "score.weight"},
               tmp_path / "headless/model.safetensors", {"format": "pt"})  # fmt: skip
     refused("headless", "holds no weights of score.weight")
     (tmp_path / "headless/adapter_config.json").write_text("{}")
@@ -466,9 +466,9 @@ def test_answers_that_a_reward_model_cannot_score_are_named(tmp_path: Path) -> N
     judge = RewardModel(tmp_path / "m")
     with pytest.raises(InvalidInput, match=r"^data.jsonl, conversation 1: .*: [0-9,]+ tokens, of at most 512"):
         judge([sample("four" * 200)])
-    asked = (Message(role="user", content="no"), Message(role="assistant", content="yes"))
+    messages = (Message(role="user", content="no"), Message(role="assistant", content="yes"))
     with pytest.raises(InvalidInput, match=r"^a:7: .* its chat template fails: division by zero"):
-        judge([Sample(Conversation(messages=asked), "no", "a:7")])
+        judge([Sample(Conversation(messages=messages), "no", "a:7")])
     weights = load_file(tmp_path / "m/model.safetensors")
     save_file(weights | {"score.weight": weights["score.weight"] * math.nan},
               tmp_path / "m/model.safetensors", {"format": "pt"})  # fmt: skip
@@ -483,9 +483,9 @@ def test_a_reward_model_judges_on_policy_answers(member: Path, monkeypatch: pyte
     score = RewardModel._score
 
     def recorded(self: RewardModel, one: Sample) -> float:
-        found = score(self, one)
-        judged[one.conversation.question, one.answer.strip()].append(found)
-        return found
+        result = score(self, one)
+        judged[one.conversation.question, one.answer.strip()].append(result)
+        return result
 
     monkeypatch.setattr(RewardModel, "_score", recorded)
     (member / "asked.jsonl").write_text((member / "test.jsonl").read_text())
@@ -496,15 +496,15 @@ def test_a_reward_model_judges_on_policy_answers(member: Path, monkeypatch: pyte
     with pytest.raises(InvalidInput, match=r"judge_model: .*nowhere: no such folder"):
         run(member, {**stage, "judge_model": "nowhere"})
     assert not (member_folder("tiny", "1M") / "training").exists(), "found before the first stage begins"
-    found = run(member, stage)
+    training = run(member, stage)
     preferences = [
         line for path in (member / "NAS_CACHE/preferences").glob("*/*.jsonl") for line in read_lines(path, Preference)
     ]
-    assert found.config["preferences"] == len(preferences) > 0
-    for each in preferences:
-        assert max(judged[each.messages, each.chosen]) > min(judged[each.messages, each.rejected])
+    assert training.config["preferences"] == len(preferences) > 0
+    for pair in preferences:
+        assert max(judged[pair.messages, pair.chosen]) > min(judged[pair.messages, pair.rejected])
     (member / "judge").rename(member / "moved")
-    assert run(member, {**stage, "judge_model": "moved"}).checkpoint == found.checkpoint
+    assert run(member, {**stage, "judge_model": "moved"}).checkpoint == training.checkpoint
     keys = len(list((member / "NAS_CACHE/preferences").iterdir()))
     (member / "moved/note.txt").write_text("changed")
     run(member, {**stage, "judge_model": "moved"})

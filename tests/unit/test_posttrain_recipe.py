@@ -55,7 +55,7 @@ def test_each_stage_starts_from_the_one_before(member: Path) -> None:
     long = {"kind": "long", "corpus": ["corpus"], "settings": {"batch_tokens": 1024}}
     stages = [text(8 * 256), long, SFT, text(4 * 256)]
     history = run(member, *stages).history
-    assert [each.kind for each in history] == ["pretrain", "long", "sft", "pretrain"]
+    assert [record.kind for record in history] == ["pretrain", "long", "sft", "pretrain"]
     assert history[0].start == "random:0"
     for before, after in pairwise(history):
         assert after.start == f"checkpoint:{before.checkpoint}"
@@ -70,15 +70,15 @@ def test_each_stage_starts_from_the_one_before(member: Path) -> None:
 
 
 def test_a_long_stage_after_a_pretraining_takes_over_its_long_sequences() -> None:
-    wanted = {"kind": "pretrain", "corpus": ["a"]}, {"kind": "long", "corpus": ["b"]}
+    pair = {"kind": "pretrain", "corpus": ["a"]}, {"kind": "long", "corpus": ["b"]}
     for stages, parts in (
-        (wanted, ["pretrain", "long"]),
-        (wanted[:1], [None]),
-        ((*wanted, wanted[0]), ["pretrain", "long", None]),
+        (pair, ["pretrain", "long"]),
+        (pair[:1], [None]),
+        ((*pair, pair[0]), ["pretrain", "long", None]),
     ):
         recipe = PostTrainingRecipe.model_validate({"stages": stages})
-        found: list[Any] = recipe.requests(Path("folder"))
-        assert [each.only for each in found] == parts
+        requests: list[Any] = recipe.requests(Path("folder"))
+        assert [request.only for request in requests] == parts
     whole, _ = complete(Settings(tokens=11 * 10**10), LAYOUT)
     first, _ = complete(Settings(tokens=10 * 10**10), LAYOUT, only="pretrain")
     last, _ = complete(Settings(), LAYOUT, only="long", seen=10 * 10**10)
@@ -91,12 +91,12 @@ def test_stages_have_names_and_may_start_from_any_earlier_one(member: Path) -> N
     one = {**SFT, "name": "one"}
     two = {**SFT, "name": "two", "from": "pretrain", "lr": 1e-3}
     merge = {"kind": "merge", "method": "task-arithmetic", "models": ["one", "two"], "weights": [0.5, 0.25]}
-    found = run(member, text(4 * 256), one, two, merge)
-    base, first, second, last = found.history
-    assert [each.name for each in found.history] == ["", "one", "two", ""]
+    training = run(member, text(4 * 256), one, two, merge)
+    base, first, second, last = training.history
+    assert [record.name for record in training.history] == ["", "one", "two", ""]
     assert second.start == first.start == f"checkpoint:{base.checkpoint}" and second.checkpoint != first.checkpoint
     assert last.start == "task-arithmetic of one, two"
-    base_, one_, two_, merged = (load_file(weights(each)) for each in found.history)
+    base_, one_, two_, merged = (load_file(weights(record)) for record in training.history)
     for name, tensor in merged.items():
         expected = base_[name] + 0.5 * (one_[name] - base_[name]) + 0.25 * (two_[name] - base_[name])
         torch.testing.assert_close(tensor, expected)
@@ -105,18 +105,18 @@ def test_stages_have_names_and_may_start_from_any_earlier_one(member: Path) -> N
 
 
 def test_weights_of_shards_are_merged(member: Path) -> None:
-    found = run(member, text(4 * 256), SFT)
-    tensors = {name: 2 * each for name, each in load_file(weights(found)).items()}
+    training = run(member, text(4 * 256), SFT)
+    tensors = {name: 2 * tensor for name, tensor in load_file(weights(training)).items()}
     folder, names = member / "shards", sorted(tensors)
     folder.mkdir()
     files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, own in files.items():
-        save_file({name: tensors[name] for name in own}, folder / file, {"layout": LAYOUT.format()})
-    index = {name: file for file, own in files.items() for name in own}
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, folder / file, {"layout": LAYOUT.format()})
+    index = {name: file for file, part in files.items() for name in part}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     merge: dict[str, Any] = {"kind": "merge", "models": ["sft", "shards"]}
     merged = load_file(weights(last := run(member, text(4 * 256), SFT, merge)))
-    for name, tensor in load_file(weights(found)).items():
+    for name, tensor in load_file(weights(training)).items():
         torch.testing.assert_close(merged[name], 1.5 * tensor)
     (folder / "b.safetensors").rename(folder / "c.safetensors")
     index = {name: file.replace("b.", "c.") for name, file in index.items()}
@@ -180,9 +180,9 @@ def test_names_of_stages_are_their_own(names: list[str], problem: str) -> None:
 def test_training_data_is_apart_from_evaluations_and_benchmarks(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end_sampled_answers(monkeypatch)
 
-    def lines(name: str, *found: dict[str, Any]) -> None:
+    def lines(name: str, *rows: dict[str, Any]) -> None:
         (member / name).parent.mkdir(parents=True, exist_ok=True)
-        (member / name).write_text("".join(json.dumps(line) + "\n" for line in found))
+        (member / name).write_text("".join(json.dumps(line) + "\n" for line in rows))
 
     def question(content: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": content}]}
@@ -193,17 +193,17 @@ def test_training_data_is_apart_from_evaluations_and_benchmarks(member: Path, mo
     tests = ["How many days has a week?", "How many colours has a rainbow?"]
     lines("asked.jsonl", answered(tests[0]))
     lines("data/HuggingFaceH4/MATH-500/test.jsonl", {"problem": tests[1], "solution": "7", "answer": "7"})
-    inside = [f"Tell me: {each} I wonder." for each in tests]
+    inside = [f"Tell me: {content} I wonder." for content in tests]
     lines("chat.jsonl", *map(answered, (*inside, "What is the sum of 3 and 4?", "And of four and three?")))
-    pairs = [{**question(each), "chosen": "seven", "rejected": "six"} for each in (*inside, "What is 3 + 4?")]
+    pairs = [{**question(content), "chosen": "seven", "rejected": "six"} for content in (*inside, "What is 3 + 4?")]
     lines("pairs.jsonl", *pairs)
     apart = {"evaluate": ["asked.jsonl"], "benchmarks": "data"}
     judge = {"questions": ["chat.jsonl"], "judge_command": ["python3", "-c", _LENGTHS], "samples": 2}
     prefer = {"kind": "prefer", "epochs": 1, "batch": 2, "held_out": 0, "answer_tokens": 4}
-    for changes, left in (({}, (4, 3)), ({"evaluate": ["asked.jsonl"]}, (3, 2)), (apart, (2, 1))):
+    for changes, counts in (({}, (4, 3)), ({"evaluate": ["asked.jsonl"]}, (3, 2)), (apart, (2, 1))):
         sft = {**SFT, "data": [{"path": "chat.jsonl"}], "held_out": 0, **changes}
-        found = run(member, text(4 * 256), sft, {**prefer, "pairs": ["pairs.jsonl"], **changes})
-        assert (found.before[1].config["conversations"], found.config["preferences"]) == left
+        training = run(member, text(4 * 256), sft, {**prefer, "pairs": ["pairs.jsonl"], **changes})
+        assert (training.before[1].config["conversations"], training.config["preferences"]) == counts
     said: list[str] = []
     stages = [text(4 * 256), {**SFT, **apart}, {**prefer, **judge, **apart}]
     recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})

@@ -143,13 +143,13 @@ def test_packed_conversations_have_the_losses_and_gradients_of_single_ones_for_e
     inputs = [ids[:-1].astype(np.int64) for ids, _ in sequences]
     labels = [np.where(answers[1:], ids[1:], IGNORE).astype(np.int64) for ids, answers in sequences]
     nats, rows = answer_nats(model, padded(inputs, chat.pad), padded(labels, IGNORE))
-    kept = padded([np.ones_like(each) for each in inputs], 0) > 0
-    logits = model.logits(model.packed_features(padded(inputs, chat.pad), kept))
+    mask = padded([np.ones_like(ids) for ids in inputs], 0) > 0
+    logits = model.logits(model.packed_features(padded(inputs, chat.pad), mask))
     together = torch.autograd.grad(nats.sum(), list(model.parameters()), allow_unused=True)
-    alone_ = [torch.from_numpy(each)[None] for each in inputs]
+    alone_ = [torch.from_numpy(ids)[None] for ids in inputs]
     expected = [
-        F.cross_entropy(model(one)[0], torch.from_numpy(own), ignore_index=IGNORE, reduction="sum")
-        for one, own in zip(alone_, labels, strict=True)
+        F.cross_entropy(model(one)[0], torch.from_numpy(target), ignore_index=IGNORE, reduction="sum")
+        for one, target in zip(alone_, labels, strict=True)
     ]
     torch.testing.assert_close(logits, torch.cat([model(one)[0] for one in alone_]), rtol=1e-5, atol=1e-5)
     for row, one in enumerate(expected):
@@ -171,9 +171,9 @@ def test_dropout_of_a_row_depends_on_its_seed_alone() -> None:
     with dropped_embeddings(model, 0.5, labels[1:, :4], seeds[1:]):
         assert torch.equal(model.embed(ids[:, 6:]), both[:, 6:])
     assert torch.equal(model.embed(ids), plain)
-    kept = both != 0
-    assert 0.3 < kept.float().mean() < 0.7
-    torch.testing.assert_close(both[kept], 2 * plain[kept])
+    mask = both != 0
+    assert 0.3 < mask.float().mean() < 0.7
+    torch.testing.assert_close(both[mask], 2 * plain[mask])
 
 
 def test_a_step_of_several_workers_or_smaller_passes_is_that_of_one(
@@ -220,10 +220,10 @@ def test_all_conversations_of_a_question_are_held_out_or_none() -> None:
 
 def test_exact_duplicates_and_overlap_with_evaluations() -> None:
     texts = [("What is it", "A"), ("what  is IT", "a"), ("another question", "A"), ("x one two three four y", "B")]
-    conversations = [conversation(*each) for each in texts]
+    conversations = [conversation(*contents) for contents in texts]
     assert without_duplicates(conversations) == [0, 2, 3]
-    asked = [question_text(each) for each in conversations]
-    assert without_overlap(asked, ["one two three four five", "Another question"], 4) == [0, 1]
+    questions = [question_text(example) for example in conversations]
+    assert without_overlap(questions, ["one two three four five", "Another question"], 4) == [0, 1]
     tools = [conversation("a", "b", tools=[{"name": name}]) for name in ("x", "y", "x")]
     assert without_duplicates([conversation("a", "b"), *tools, conversation("\uff21", "b")]) == [0, 1, 2]
     assert without_near_duplicates([conversation("a", "b"), *tools], 0.5) == [0, 1, 2]
@@ -248,7 +248,7 @@ def test_words_of_texts(text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "known", "overlaps"),
+    ("question", "evaluation", "overlaps"),
     [
         ("How many legs has a spider on a day.", "how many legs has a spider on a day", True),
         ("Be kind. Now: what is the capital of France? Say it in a word.", "What is the capital of France", True),
@@ -262,20 +262,20 @@ def test_words_of_texts(text: str, words: str) -> None:
         ("what is the capital", "what is the capital of France", False),
     ],
 )
-def test_overlaps_with_questions_of_evaluations(asked: str, known: str, overlaps: bool) -> None:
-    assert (without_overlap([asked], [known], 13) == []) == overlaps
+def test_overlaps_with_questions_of_evaluations(question: str, evaluation: str, overlaps: bool) -> None:
+    assert (without_overlap([question], [evaluation], 13) == []) == overlaps
 
 
 def test_near_duplicates_are_those_above_the_threshold() -> None:
     rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(2000)]
     base = [list(rng.choice(words, 60)) for _ in range(40)]
-    texts = [" ".join(each) for each in base]
-    texts += [" ".join([*each[:-1], "other"]) for each in base[:20]]  # 57 of 59 shingles in common
-    texts += [" ".join(each[:40] + base[i + 1][:20]) for i, each in enumerate(base[:20])]
+    texts = [" ".join(row) for row in base]
+    texts += [" ".join([*row[:-1], "other"]) for row in base[:20]]  # 57 of 59 shingles in common
+    texts += [" ".join(row[:40] + base[i + 1][:20]) for i, row in enumerate(base[:20])]
     conversations = [conversation(text, "yes") for text in texts]
-    kept = without_near_duplicates(conversations, 0.8)
-    assert kept == [*range(40), *range(60, 80)]
+    survivors = without_near_duplicates(conversations, 0.8)
+    assert survivors == [*range(40), *range(60, 80)]
 
 
 SPOKEN = {
@@ -294,14 +294,14 @@ UNDETERMINED = [
 
 def test_conversations_in_other_languages_are_dropped_and_undetermined_ones_kept() -> None:
     texts = [*SPOKEN.values(), *UNDETERMINED]
-    conversations = [conversation(*each) for each in texts]
+    conversations = [conversation(*contents) for contents in texts]
     undetermined = list(range(len(SPOKEN), len(texts)))
     for number, code in enumerate(SPOKEN):
         assert in_languages(conversations, [code]) == [number, *undetermined]
     assert in_languages(conversations, ["fr", "de"]) == [1, 2, *undetermined]
-    told = conversation("Réponds en allemand s'il te plaît.", *SPOKEN["de"], SPOKEN["fr"][1],
-                        roles=("system", "user", "assistant", "user"))  # fmt: skip
-    brief = told.model_copy(update={"messages": told.messages[:3]})
+    dialogue = conversation("Réponds en allemand s'il te plaît.", *SPOKEN["de"], SPOKEN["fr"][1],
+                            roles=("system", "user", "assistant", "user"))  # fmt: skip
+    brief = dialogue.model_copy(update={"messages": dialogue.messages[:3]})
     assert in_languages([brief], ["de"]) == [0], "instructions of the system do not count"
 
 
@@ -331,9 +331,9 @@ def test_a_curriculum_sorts_what_each_epoch_draws() -> None:
     for shares in (None, [1.0, 1.0]):
         plain, sorted_ = Mixture(sources, shares, 1), Mixture(sources, shares, 1, solved)
         assert sorted_.epoch == plain.epoch == 100
-        epochs = [[[each[i] for i in range(first, first + 100)] for first in (0, 100)] for each in (plain, sorted_)]
-        for drawn, own in zip(*epochs, strict=True):
-            assert own == sorted(drawn, key=lambda index: -solved[index]), "ties in the order without a curriculum"
+        epochs = [[[mix[i] for i in range(first, first + 100)] for first in (0, 100)] for mix in (plain, sorted_)]
+        for drawn, order in zip(*epochs, strict=True):
+            assert order == sorted(drawn, key=lambda index: -solved[index]), "ties in the order without a curriculum"
         assert epochs[1][0] != epochs[1][1]
         assert [Mixture(sources, shares, 1, solved)[i] for i in (150, 3)] == [epochs[1][1][50], epochs[1][0][3]]
 
@@ -341,16 +341,16 @@ def test_a_curriculum_sorts_what_each_epoch_draws() -> None:
 def asked_of(models: Sequence[Model], chat: ChatTokenizer) -> list[Conversation]:
     """Conversations whose answers are those of the first model, of the second, or of none."""
     questions = [conversation(text, "?") for text in ("one", "two")]
-    own = [
-        [chat.answer_of(generate(model, [chat.question(each.question)], 6, chat.ends)[0]).strip() for each in questions]
+    answers = [
+        [chat.answer_of(generate(model, [chat.question(case.question)], 6, chat.ends)[0]).strip() for case in questions]
         for model in models
     ]
-    assert len({"", *own[0], *own[1]}) == 5, "models and answers that differ"
+    assert len({"", *answers[0], *answers[1]}) == 5, "models and answers that differ"
     return [
-        conversation("one", own[0][0]),
-        conversation("one", own[1][0]),
-        conversation("one", own[0][0] + "!"),
-        conversation("two", own[0][1][:-1]),
+        conversation("one", answers[0][0]),
+        conversation("one", answers[1][0]),
+        conversation("one", answers[0][0] + "!"),
+        conversation("two", answers[0][1][:-1]),
         conversation("three", "none of them"),
     ]
 
@@ -368,37 +368,37 @@ def test_shares_are_those_of_models_asked_directly_and_kept_by_content(
     for number, model in enumerate(models):
         model.norm.weight.data.normal_(generator=torch.Generator().manual_seed(number))  # else they repeat a token
         save_weights(model, tmp_path / f"{number}.safetensors")
-    asked = asked_of(models, chat)
+    lines = asked_of(models, chat)
     settings = CurriculumSettings(models=tuple(str(tmp_path / f"{number}.safetensors") for number in range(2)),
                                   answer_tokens=6)  # fmt: skip
     ensemble = solvers(settings, MemberToTrain(tmp_path, LAYOUT, path, ()))
-    assert [each.layout for each in ensemble] == layouts
-    calls, left = [0], [4]
+    assert [solver.layout for solver in ensemble] == layouts
+    calls, budget = [0], [4]
 
     def counted(*args: Any, **more: Any) -> list[list[int]]:
         calls[0] += 1
-        left[0] -= 1
-        if left[0] < 0:
+        budget[0] -= 1
+        if budget[0] < 0:
             raise KilledError
         return generate(*args, **more)
 
     monkeypatch.setattr(curriculum, "generate", counted)
 
     def shares(**changed: Any) -> list[float]:
-        own = settings.model_copy(update=changed)
+        copy = settings.model_copy(update=changed)
         return [
-            float(each) for each in solved_shares(own, ensemble, asked, ChatTokenizer.read(path), lambda line: None)
+            float(share) for share in solved_shares(copy, ensemble, lines, ChatTokenizer.read(path), lambda line: None)
         ]
 
     with pytest.raises(KilledError):
         shares()
-    left[0] = 100
+    budget[0] = 100
     assert shares() == [0.5, 0.5, 0, 0, 0] and calls == [7], "3 chunks of 2 models, and the one that was interrupted"
     assert shares(judge="contains") == [0.5, 0.5, 0, 0.5, 0] and calls == [7]
-    asked[1] = asked[1].model_copy(update={"solved": 0.125})
+    lines[1] = lines[1].model_copy(update={"solved": 0.125})
     assert shares()[1] == 0.125
     partial = shares(questions=2)
-    assert partial[1] == 0.125 and all(0 <= each <= 1 for each in partial)
+    assert partial[1] == 0.125 and all(0 <= share <= 1 for share in partial)
 
 
 def test_shares_of_questions_like_known_ones_are_predicted() -> None:
@@ -415,9 +415,9 @@ def test_shares_of_questions_like_known_ones_are_predicted() -> None:
 
     texts, shares = asked(300)
     new, expected = asked(100)
-    found = curriculum.predicted(texts, shares, new)
-    assert spearmanr(found, expected).statistic > 0.95
-    np.testing.assert_allclose(found, expected, atol=0.1)
+    predictions = curriculum.predicted(texts, shares, new)
+    assert spearmanr(predictions, expected).statistic > 0.95
+    np.testing.assert_allclose(predictions, expected, atol=0.1)
 
 
 def test_passes_hold_similar_lengths() -> None:
@@ -425,7 +425,7 @@ def test_passes_hold_similar_lengths() -> None:
     passes = passes_of(lengths, 200)
     assert [[lengths[place] for place in one] for one in passes] == [[300], [100, 90], [6, 5, 5]]
     assert sorted(place for one in passes for place in one) == list(range(6))
-    assert [len(each) for each in passes_of([100, 50, 50, 50, 49], 200)] == [2, 3]
+    assert [len(places) for places in passes_of([100, 50, 50, 50, 49], 200)] == [2, 3]
     assert passes_of([], 200) == []
 
 
@@ -465,7 +465,7 @@ def run_and_kill(folder: Path, what: PostTrainingRecipe, passes: int, monkeypatc
 
 def test_a_recipe_that_is_killed_ends_with_the_same_weights(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(member, recipe())
-    assert [each.kind for each in whole.history] == ["pretrain", "sft"]
+    assert [record.kind for record in whole.history] == ["pretrain", "sft"]
     assert whole.curve[-1][1] < whole.curve[0][1] and set(whole.held_out) == {HELD_OUT}
     assert whole.config["conversations"] == 24
     files = read_record(member_folder("tiny", "1M") / FILES, MemberFiles)
@@ -499,9 +499,9 @@ def test_a_curriculum_resumes_and_orders_the_training(member: Path, monkeypatch:
     run_and_kill(member, recipe(curriculum={}), 8, monkeypatch)
     assert run(member, recipe(curriculum={})).checkpoint == whole.checkpoint
     assert run(member, recipe()).checkpoint != whole.checkpoint
-    asked = run(member, recipe(curriculum={"models": ["pretrain"], "answer_tokens": 4}), said.append)
+    record = run(member, recipe(curriculum={"models": ["pretrain"], "answer_tokens": 4}), said.append)
     assert any("20 given, 1 by 1 models, 0 predicted" in line for line in said)
-    assert asked.config["key"] != whole.config["key"]
+    assert record.config["key"] != whole.config["key"]
 
 
 def test_curricula_that_nothing_orders_are_refused(member: Path) -> None:
@@ -545,18 +545,18 @@ def test_bad_files_of_later_stages_are_named_before_the_first_one_begins(member:
 
 def test_languages_are_part_of_the_key_where_they_are_used(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = (member / "chat.jsonl", member / "more.jsonl")
-    files[1].write_text("".join(conversation(*each).model_dump_json() + "\n" for each in SPOKEN.values()))
+    files[1].write_text("".join(conversation(*contents).model_dump_json() + "\n" for contents in SPOKEN.values()))
     data = [{"path": "chat.jsonl"}, {"path": "more.jsonl"}]
     lines: list[str] = []
-    found = run(member, recipe(data=data, epochs=1, filters={"languages": ["en", "fr"]}), lines.append)
-    assert found.config["conversations"] == 26 and "26 conversations; dropped: duplicates 4, languages 2" in lines
+    record = run(member, recipe(data=data, epochs=1, filters={"languages": ["en", "fr"]}), lines.append)
+    assert record.config["conversations"] == 26 and "26 conversations; dropped: duplicates 4, languages 2" in lines
 
     def tokenised() -> int:
         return len(list((member / "NAS_CACHE/conversations").iterdir()))
 
     assert tokenised() == 1
     monkeypatch.setattr("py3langid.__version__", "0.4.1")
-    assert run(member, recipe(data=data, epochs=1, filters={"languages": ["en", "fr"]})).checkpoint == found.checkpoint
+    assert run(member, recipe(data=data, epochs=1, filters={"languages": ["en", "fr"]})).checkpoint == record.checkpoint
     assert tokenised() == 2
     assert run(member, recipe(data=data, epochs=1)).config["conversations"] == 28
     assert "languages" not in Filters().model_dump(), "keys without languages are those of earlier versions"

@@ -43,7 +43,7 @@ SFT: dict[str, Any] = {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch"
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setattr(member_training, "run_workers", run_here)
@@ -62,18 +62,18 @@ def weights(record: MemberTraining) -> Path:
     return member_folder("mine", "small") / "training" / key[:12] / "weights.safetensors"
 
 
-def test_a_recipe_starts_from_a_folder_of_transformers(here: Path) -> None:
-    model = write_qwen3(here / "model")
+def test_a_recipe_starts_from_a_folder_of_transformers(root: Path) -> None:
+    model = write_qwen3(root / "model")
     merge = {"kind": "merge", "method": "task-arithmetic", "models": ["sft"], "weights": [0.5]}
-    found = run(here, SFT, merge)
-    first, sft, merged = found.history
-    assert [each.kind for each in found.history] == ["start", "sft", "merge"]
+    training = run(root, SFT, merge)
+    first, sft, merged = training.history
+    assert [record.kind for record in training.history] == ["start", "sft", "merge"]
     assert first.start.startswith("qwen3 in model, SHA-256 ") and first.steps == 0
     assert sft.start == f"checkpoint:{first.checkpoint}"
-    import_model(model, here / "imported.safetensors")
-    given, tuned, half = (load_file(path) for path in (here / "imported.safetensors", weights(sft), weights(merged)))
+    import_model(model, root / "imported.safetensors")
+    original, tuned, half = (load_file(path) for path in (root / "imported.safetensors", weights(sft), weights(merged)))
     for name, tensor in load_file(weights(first)).items():
-        assert torch.equal(tensor, given[name])
+        assert torch.equal(tensor, original[name])
         torch.testing.assert_close(half[name], tensor + 0.5 * (tuned[name] - tensor))
     (member,) = read_family("mine").members
     assert Layout.parse(member.layout) == Layout.parse("d64 v400 ffn=swiglu:96 [A4/2(rope_theta=10000)*2]")
@@ -83,17 +83,17 @@ def test_a_recipe_starts_from_a_folder_of_transformers(here: Path) -> None:
     assert list(folder.glob("gguf/*.gguf"))
     chat = chat_tokenizer(folder)
     assert chat.render([], ask=True) == "<|im_start|>assistant\n"
-    assert run(here, SFT, merge).config["key"] == found.config["key"], "nothing is trained again"
+    assert run(root, SFT, merge).config["key"] == training.config["key"], "nothing is trained again"
 
     settings = json.loads((model / "tokenizer_config.json").read_text())
     settings["chat_template"] = "A talk.\n" + settings["chat_template"]
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
-    start, again = run(here, SFT).history
+    start, again = run(root, SFT).history
     assert start.checkpoint == first.checkpoint and again.config["key"] != sft.config["key"], "the template counts"
     torch.manual_seed(2)
     (model / "model.safetensors").unlink()
     write_other_weights(model)
-    other, after = run(here, SFT).history
+    other, after = run(root, SFT).history
     assert other.config["key"] != first.config["key"] and after.config["key"] != again.config["key"]
 
 
@@ -102,20 +102,20 @@ def write_other_weights(model: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(model)
 
 
-def test_a_recipe_starts_from_an_adapted_child(here: Path) -> None:
-    write_tokenizer(here / "tokenizer.json", write_corpus(here / "corpus"), 400)
-    adapted = here / "adapted"
+def test_a_recipe_starts_from_an_adapted_child(root: Path) -> None:
+    write_tokenizer(root / "tokenizer.json", write_corpus(root / "corpus"), 400)
+    adapted = root / "adapted"
     adapted.mkdir()
     (adapted / "request.json").write_text("{}")
     with pytest.raises(InvalidInput, match="adapted: its adaptation has not ended"):
-        run(here, SFT, start="adapted")
+        run(root, SFT, start="adapted")
     child = Model(LAYOUT, seed=7)
     save_weights(child, adapted / "child.safetensors")
-    options = FileOptions(name="child", tokenizer=here / "tokenizer.json", gguf=())
+    options = FileOptions(name="child", tokenizer=root / "tokenizer.json", gguf=())
     write_files(adapted / "files", LAYOUT, RandomWeights(1), options, lambda line: None)
     settings = SETTINGS.model_copy(update={"tokens": 1024}).model_dump(mode="json")
     text = {"kind": "pretrain", "corpus": ["corpus"], "settings": settings}
-    first, more, _ = run(here, text, SFT, start="adapted").history
+    first, more, _ = run(root, text, SFT, start="adapted").history
     assert first.start.startswith("adapted child in adapted, SHA-256 ")
     assert more.start == f"checkpoint:{first.checkpoint}"
     for name, tensor in load_file(weights(first)).items():
@@ -132,57 +132,57 @@ def test_a_recipe_starts_from_an_adapted_child(here: Path) -> None:
     ],
     ids=["none", "no question", "undefined", "broken"],
 )
-def test_templates_that_cannot_be_trained_on_are_refused(here: Path, template: str | None, problem: str) -> None:
-    write_qwen3(here / "model", with_template(template))
+def test_templates_that_cannot_be_trained_on_are_refused(root: Path, template: str | None, problem: str) -> None:
+    write_qwen3(root / "model", with_template(template))
     with pytest.raises(InvalidInput, match=problem):
-        run(here, SFT)
+        run(root, SFT)
     assert not member_folder("mine", "small").exists()
 
 
-def test_folders_that_do_not_fit_are_refused(here: Path) -> None:
+def test_folders_that_do_not_fit_are_refused(root: Path) -> None:
     with pytest.raises(InvalidInput, match="nowhere: no such folder"):
-        run(here, SFT, start="nowhere")
-    model = write_qwen3(here / "model")
+        run(root, SFT, start="nowhere")
+    model = write_qwen3(root / "model")
     with pytest.raises(UnknownName, match="unknown earlier stage 'base'"):
-        run(here, SFT | {"from": "base"})
+        run(root, SFT | {"from": "base"})
     with pytest.raises(ValueError, match="'start' is a kind of stage"):
-        run(here, SFT | {"name": "start"})
+        run(root, SFT | {"name": "start"})
     write_family()
     recipe = PostTrainingRecipe.model_validate({"start": "model", "stages": [SFT]})
     with pytest.raises(InvalidInput, match=r"^start: .*model holds d64 v400 .*, but 1M of tiny is d64 v320"):
-        run_recipe("tiny", "1M", recipe, here, lambda line: None)
+        run_recipe("tiny", "1M", recipe, root, lambda line: None)
     with pytest.raises(UnknownName, match="size of tiny"):
-        run_recipe("tiny", "2M", recipe, here, lambda line: None)
+        run_recipe("tiny", "2M", recipe, root, lambda line: None)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
     with pytest.raises(InvalidInput, match=r"tokenizer\.json: has 310 tokens, but the embedding of .*model 300 rows"):
-        run(here, SFT)
+        run(root, SFT)
     (model / "config.json").write_text(json.dumps(config | {"attention_bias": True}))
     with pytest.raises(Unsupported, match="biases"):
-        run(here, SFT)
+        run(root, SFT)
 
 
-def test_no_new_family_is_named_like_the_data_of_another_one(here: Path) -> None:
+def test_no_new_family_is_named_like_the_data_of_another_one(root: Path) -> None:
     with pytest.raises(InvalidInput, match=r"'mine\.json' is the address of another family's data"):
-        require_member("mine.json", "small", Origin(here, LAYOUT, "llama", (), here / "tokenizer.json"))
+        require_member("mine.json", "small", Origin(root, LAYOUT, "llama", (), root / "tokenizer.json"))
     assert not member_folder("mine.json", "small").exists()
 
 
-def test_what_a_template_or_tokenizer_cannot_say_is_named_by_file_and_line(here: Path) -> None:
+def test_what_a_template_or_tokenizer_cannot_say_is_named_by_file_and_line(root: Path) -> None:
     system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    write_qwen3(here / "model", with_template(system + CHATML + ASK))
+    write_qwen3(root / "model", with_template(system + CHATML + ASK))
     line = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}
     first = {"messages": [{"role": "system", "content": "be brief"}, *line["messages"]]}
     spelled = {"messages": [{"role": "user", "content": "<|endoftext|>"}, line["messages"][1]]}
     for bad, problem in ((first, "refuses a conversation: no system"), (spelled, "contains the special token <|endof")):
-        (here / "train.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps(bad)}\n")
+        (root / "train.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps(bad)}\n")
         with pytest.raises(InvalidInput, match=rf"train\.jsonl:2: .*{problem}"):
-            run(here, SFT)
+            run(root, SFT)
 
 
-def test_a_models_template_is_rendered_as_by_plain_jinja(here: Path) -> None:
+def test_a_models_template_is_rendered_as_by_plain_jinja(root: Path) -> None:
     marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
-    chat = ChatTokenizer.read(write_model_tokenizer(here / "model", with_template(marked + ASK)))
+    chat = ChatTokenizer.read(write_model_tokenizer(root / "model", with_template(marked + ASK)))
     turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
     messages = [{"role": role, "content": content} for role, content in turns]
     one = Conversation.model_validate({"messages": messages})
@@ -195,8 +195,8 @@ def test_a_models_template_is_rendered_as_by_plain_jinja(here: Path) -> None:
     assert chat.answer_of([*ids[len(question) :].tolist(), 65]) == "four" and chat.begin == ""
 
 
-def test_the_last_answer_alone_counts_where_earlier_ones_change(here: Path) -> None:
-    chat = ChatTokenizer.read(write_model_tokenizer(here / "model", with_template(FORGETS)))
+def test_the_last_answer_alone_counts_where_earlier_ones_change(root: Path) -> None:
+    chat = ChatTokenizer.read(write_model_tokenizer(root / "model", with_template(FORGETS)))
     contents = ["one", "two", "three", "four"]
     roles = ["user", "assistant"] * 2
     messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
@@ -208,9 +208,9 @@ def test_the_last_answer_alone_counts_where_earlier_ones_change(here: Path) -> N
     assert ids[~answers].tolist() == chat.question(one.question)
 
 
-def test_answers_that_a_template_changes_are_refused(here: Path) -> None:
+def test_answers_that_a_template_changes_are_refused(root: Path) -> None:
     shouts = CHATML.replace("{{ m.content }}", "{{ m.content | replace('!', '.') }}") + ASK
-    chat = ChatTokenizer.read(write_model_tokenizer(here / "model", with_template(shouts)))
+    chat = ChatTokenizer.read(write_model_tokenizer(root / "model", with_template(shouts)))
     messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two!"}]
     with pytest.raises(InvalidInput, match="its chat template changes the answer 'two!'"):
         chat.conversation(Conversation.model_validate({"messages": messages}))

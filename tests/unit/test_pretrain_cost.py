@@ -48,8 +48,8 @@ def test_a_dry_run_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shown = nas(*command, "--dry-run", "--price-per-hour", "2.5")
     assert shown.code == 0, shown.err
     assert "FLOPs" in shown.out and "H100" in shown.out and "price at 2.5 an hour" in shown.out
-    told = json.loads(nas(*command, "--dry-run", "--json", "--tokens", "1000").out)
-    assert (told["tokens"], told["gpus"][0]["price"]) == (1000, None)
+    cost = json.loads(nas(*command, "--dry-run", "--json", "--tokens", "1000").out)
+    assert (cost["tokens"], cost["gpus"][0]["price"]) == (1000, None)
     assert "--dry-run" in nas(*command, "--price-per-hour", "1").err
     assert "--corpus: required" in nas(*command).err
     assert not list((tmp_path / "NAS_HOME").rglob("*.safetensors"))

@@ -110,9 +110,9 @@ def test_a_tokenizer_that_was_changed_meanwhile_is_refused(
     content = tokenizer.read_bytes()
 
     def change(*arguments: Any) -> dict[str, Any]:
-        found = run_here(*arguments)
+        report = run_here(*arguments)
         tokenizer.write_bytes(content + b"\n")
-        return found
+        return report
 
     monkeypatch.setattr(member_training, "run_workers", change)
     with pytest.raises(InvalidInput, match="was changed during the training: put back the file of SHA-256"):
@@ -175,12 +175,12 @@ def test_weights_that_are_gone_are_reported(member: Path, train: Callable[..., M
 def test_nothing_is_left_of_killed_writes_and_of_what_a_training_needed(
     member: Path, train: Callable[..., MemberTraining]
 ) -> None:
-    own = member / "training" / train().config["key"][:12]
+    folder = member / "training" / train().config["key"][:12]
     (member / TRAINING).unlink()
     for name in (f".{CHECKPOINT}.k1ll3d", f".{WEIGHTS}.k1ll3d", START):
-        (own / name).write_bytes(b"half")
+        (folder / name).write_bytes(b"half")
     train()
-    assert {path.name for path in own.iterdir()} == {WEIGHTS, "outcome.json"}
+    assert {path.name for path in folder.iterdir()} == {WEIGHTS, "outcome.json"}
 
 
 def test_a_build_leaves_the_files_of_a_trained_member(member: Path, train: Callable[..., MemberTraining]) -> None:
@@ -194,10 +194,10 @@ def test_a_build_leaves_the_files_of_a_trained_member(member: Path, train: Calla
 
 
 def test_train_keeps_what_build_was_told(tmp_path: Path, member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[PretrainingRequest] = []
+    requests: list[PretrainingRequest] = []
 
     def note(family: str, size: str, request: PretrainingRequest, log: object) -> MemberTraining:
-        asked.append(request)
+        requests.append(request)
         raise InvalidInput("enough")
 
     monkeypatch.setattr(member_training, "train_member", note)
@@ -208,6 +208,6 @@ def test_train_keeps_what_build_was_told(tmp_path: Path, member: Path, monkeypat
     write_record(member / FILES, record)
     for more in ((), ("--no-pte", "--context", "64"), ("--pte-context", "256")):
         assert "enough" in nas(*command, *more).err
-    assert [(request.files.context, request.files.pte_context) for request in asked] == [
+    assert [(request.files.context, request.files.pte_context) for request in requests] == [
         (32768, None), (32768, 2048), (4096, 128), (64, None), (4096, 256),
     ]  # fmt: skip

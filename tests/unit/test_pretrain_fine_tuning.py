@@ -61,7 +61,7 @@ class FineTuning(TrainingPlan):
     def most_workers(self) -> int:
         return len(self.answers)
 
-    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
+    def start(self, folder: Path, log: Log) -> tuple[Path | None, str]:
         return self.weights.path, self.weights.describe()
 
     def optimiser(self) -> Optimiser:
@@ -85,13 +85,13 @@ class FineTuning(TrainingPlan):
 
     def _passes(self) -> list[tuple[Tensor, Tensor]]:
         vocabulary = Vocabulary(self.tokenizer, LAYOUT.vocab)
-        found = []
+        passes = []
         for question, answer in self.answers:
-            asked, answered = vocabulary.encode(question).tolist(), vocabulary.encode(answer).tolist()
-            ids = [vocabulary.start, *asked, *answered, vocabulary.end]
-            labels = [IGNORE] * len(asked) + [*answered, vocabulary.end]
-            found.append((torch.tensor([ids[:-1]]), torch.tensor([labels])))
-        return found
+            question_ids, answer_ids = vocabulary.encode(question).tolist(), vocabulary.encode(answer).tolist()
+            ids = [vocabulary.start, *question_ids, *answer_ids, vocabulary.end]
+            labels = [IGNORE] * len(question_ids) + [*answer_ids, vocabulary.end]
+            passes.append((torch.tensor([ids[:-1]]), torch.tensor([labels])))
+        return passes
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_trainings_of_two_kinds_are_a_chain(
         train(tune)
     first = train(pretrain)
     tuned = train(tune)
-    assert [each.kind for each in tuned.history] == ["pretrain", "fine-tune"]
+    assert [training.kind for training in tuned.history] == ["pretrain", "fine-tune"]
     assert tuned.before == (first,) and tuned.start == f"checkpoint:{first.checkpoint}"
     assert tuned.curve[-1][1] < tuned.curve[0][1] and set(tuned.held_out) == {"exact answers"}
     record = read_record(member / FILES, MemberFiles)

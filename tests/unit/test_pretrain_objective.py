@@ -43,11 +43,11 @@ def reference_decoupled_top_k(student: Tensor, teacher: Tensor, k: int, tau: flo
 @pytest.mark.parametrize("k", [1, 8, 47])
 def test_the_objective_is_the_reports(k: int, tau: float) -> None:
     student, teacher = logits(0), logits(1)
-    found = decoupled_top_k(student, top_k(teacher, k), tau)
-    wanted = [
+    loss = decoupled_top_k(student, top_k(teacher, k), tau)
+    expected = [
         reference_decoupled_top_k(s, t, k, tau) for s, t in zip(student.softmax(-1), teacher.softmax(-1), strict=True)
     ]
-    assert torch.allclose(found, torch.stack(wanted), rtol=1e-9, atol=1e-12)
+    assert torch.allclose(loss, torch.stack(expected), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("tau", [1.0, 2.0])
@@ -89,10 +89,10 @@ def test_it_is_a_lower_bound_of_the_whole_divergence_and_reaches_it_where_one_to
 @pytest.mark.parametrize("tau", [1.0, 2.0])
 def test_with_the_whole_vocabulary_it_is_ordinary_distillation(tau: float) -> None:
     student, teacher = logits(0).requires_grad_(), logits(1)
-    found = decoupled_top_k(student, top_k(teacher, 48), tau)
-    ours, theirs = ((each / tau).log_softmax(-1) for each in (student, teacher))
-    assert torch.allclose(found, tau**2 * F.kl_div(ours, theirs, log_target=True, reduction="none").sum(-1))
-    found.sum().backward()  # type: ignore[no-untyped-call]
+    loss = decoupled_top_k(student, top_k(teacher, 48), tau)
+    ours, theirs = ((output / tau).log_softmax(-1) for output in (student, teacher))
+    assert torch.allclose(loss, tau**2 * F.kl_div(ours, theirs, log_target=True, reduction="none").sum(-1))
+    loss.sum().backward()  # type: ignore[no-untyped-call]
     assert student.grad is not None and student.grad.isfinite().all()
 
 
@@ -113,10 +113,10 @@ def test_the_loss_mixes_both_terms_and_pieces_change_nothing(monkeypatch: pytest
     distilled = Distilled(teacher, weight=0.3, tau=2.0, k=4)
     ours = student(inputs)
     term = decoupled_top_k(ours, top_k(teacher(inputs), 4), 2.0).sum()
-    wanted = 0.7 * F.cross_entropy(ours.flatten(0, 1), labels.flatten(), reduction="sum") + 0.3 * term
-    gradients = torch.autograd.grad(wanted, list(student.parameters()))
+    expected = 0.7 * F.cross_entropy(ours.flatten(0, 1), labels.flatten(), reduction="sum") + 0.3 * term
+    gradients = torch.autograd.grad(expected, list(student.parameters()))
     monkeypatch.setattr("nas.train.pretrain.loss._CPU_LOGITS_AT_ONCE", 5 * 48)
-    found = pretraining_loss(student, inputs, labels, distilled)
-    assert torch.allclose(found, wanted, rtol=1e-5)
-    for a, b in zip(torch.autograd.grad(found, list(student.parameters())), gradients, strict=True):
+    loss = pretraining_loss(student, inputs, labels, distilled)
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    for a, b in zip(torch.autograd.grad(loss, list(student.parameters())), gradients, strict=True):
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)

@@ -62,7 +62,7 @@ def test_a_corpus_smaller_than_a_sequence_is_refused() -> None:
 
 
 def test_held_out_windows_label_every_token_once() -> None:
-    labels = [label for _, each in held_out_windows(np.arange(25, dtype=np.uint16), 10) for label in each[0].tolist()]
+    labels = [label for _, rows in held_out_windows(np.arange(25, dtype=np.uint16), 10) for label in rows[0].tolist()]
     assert labels == list(range(1, 25))
 
 
@@ -85,7 +85,7 @@ def test_code_is_cut_for_the_middle_and_nothing_is_lost(corpus: Path, tokenizer:
     vocabulary = Vocabulary(tokenizer, 320, fim=True)
     plain = tokenise(source, vocabulary, None, 0, 1 << 20)
     filled = tokenise(source, vocabulary, Fim(share=1.0, suffixes=(".py",)), 0, 1 << 20)
-    marks = [int(Tokenizer.from_file(str(tokenizer)).token_to_id(f"<|fim_{each}|>")) for each in ("pre", "suf", "mid")]
+    marks = [int(Tokenizer.from_file(str(tokenizer)).token_to_id(f"<|fim_{part}|>")) for part in ("pre", "suf", "mid")]
     assert [int((filled.train == mark).sum()) for mark in marks] == [1, 1, 1]  # one .py file
     assert not np.isin(plain.train, marks).any() and not np.isin(filled.held_out, marks).any()
     parts = cut_for_fim("abcdefgh", np.random.default_rng(0))
@@ -129,11 +129,11 @@ def test_a_path_within_another_has_its_share_held_out_there(tmp_path: Path, toke
         (whole / f"{number}.txt").write_text(text)
     held_out = whole / "7.txt"  # the last by hash
     (whole / "0.txt").rename(whole / "books" / "0.txt")
-    outer, kept, gone = read_sources([whole, whole / "books", held_out], 1 / 8)
-    assert [outer.shared, kept.shared, gone.shared] == [False, True, True]
-    made = [tokenise(each, vocabulary, None, 0, 1 << 20) for each in (outer, kept, gone)]
-    assert [len(each.train) > 0 for each in made] == [True, True, False]
-    assert [each.held_out_bytes >= MIN_HELD_OUT for each in made] == [True, False, True]
+    outer, books, file = read_sources([whole, whole / "books", held_out], 1 / 8)
+    assert [outer.shared, books.shared, file.shared] == [False, True, True]
+    corpora = [tokenise(source, vocabulary, None, 0, 1 << 20) for source in (outer, books, file)]
+    assert [len(tokens.train) > 0 for tokens in corpora] == [True, True, False]
+    assert [tokens.held_out_bytes >= MIN_HELD_OUT for tokens in corpora] == [True, False, True]
 
 
 def test_long_and_many_texts_are_encoded_a_limited_amount_at_a_time(
@@ -167,7 +167,7 @@ def test_bits_per_byte_of_a_guess(corpus: Path, tokenizer: Path) -> None:
     vocabulary = Vocabulary(tokenizer, 320)
     tokens = tokenise(source, vocabulary, None, 0, 1 << 20)
     nats = window_nats(lambda ids: torch.zeros(ids.shape[1], 320), [tokens], vocabulary, length=50)
-    found = bits_of(nats, [tokens])
+    bits = bits_of(nats, [tokens])
     text = int((~np.isin(tokens.held_out, [vocabulary.start, vocabulary.end])).sum())
-    assert found[str(corpus)] == pytest.approx(text * np.log2(320) / tokens.held_out_bytes)
-    assert found["all"] == found[str(corpus)]
+    assert bits[str(corpus)] == pytest.approx(text * np.log2(320) / tokens.held_out_bytes)
+    assert bits["all"] == bits[str(corpus)]

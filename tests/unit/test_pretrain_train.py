@@ -157,8 +157,8 @@ def test_a_teacher_changes_what_is_learned(tmp_path: Path, corpus: Path, tokeniz
     save_weights(Model(LAYOUT, 7), tmp_path / "teacher.safetensors")
     taught = pretraining(tmp_path / "taught", corpus, tokenizer, short, tmp_path / "teacher.safetensors")
     untaught = pretraining(tmp_path / "alone", corpus, tokenizer, short)
-    for each in (taught, untaught):
-        each.run()
+    for training in (taught, untaught):
+        training.run()
     assert not torch.equal(taught.model.state_dict()["embed.weight"], untaught.model.state_dict()["embed.weight"])
     saved = load_file(tmp_path / "taught" / CHECKPOINT)
     assert {name.split(".")[0] for name in saved} == {"model", "optimizer", "losses"}
@@ -224,9 +224,9 @@ def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path: Path, cor
     request = PretrainingRequest(corpus=(corpus,), settings=SETTINGS, tokenizer=tokenizer)
 
     def problem(family: str = "tiny", size: str = "1M", **changes: object) -> str:
-        asked = replace(request, **changes)  # type: ignore[arg-type]
+        variant = replace(request, **changes)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput) as caught:
-            train_member(family, size, asked, lambda line: None)
+            train_member(family, size, variant, lambda line: None)
         return str(caught.value)
 
     with pytest.raises(UnknownName, match="unknown family 'tiny'"):

@@ -45,8 +45,8 @@ def test_groups_add_up_along_the_ladder() -> None:
 def test_windows_are_the_same_share_of_every_sequence() -> None:
     windowed = Layout.parse("d1024 v65536 ffn=swiglu:4608 [C3 W16/8@2048]")
     jobs = rung_jobs(CONFIG, 1, windowed, CORPUS)
-    found = {job.run.task if isinstance(job.run, TaskRun) else "lm": window(job) for job in jobs}
-    assert found == {"selcopy": 20 // 2, "mqar": 36 // 2, "lm": 128 // 2}
+    windows = {job.run.task if isinstance(job.run, TaskRun) else "lm": window(job) for job in jobs}
+    assert windows == {"selcopy": 20 // 2, "mqar": 36 // 2, "lm": 128 // 2}
     longer = CONFIG.model_copy(update={"context": 8192})
     assert {window(job) for job in rung_jobs(longer, 1, windowed, CORPUS) if isinstance(job.run, LmRun)} == {32}
 

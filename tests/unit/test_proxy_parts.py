@@ -37,30 +37,30 @@ def shown(text: bytes, where: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -
 
 def test_a_label_is_recallable_if_its_six_bytes_occurred_in_the_same_window() -> None:
     texts = (b"keyword=17; other=3; keyword=19;", b"no keyword=1 is repeated in here")
-    found = recalled(windows(*texts))
-    assert shown(texts[0], found[0]) == "." * 25 + "rd=1" + ".."
-    assert not found[1].any()
+    hits = recalled(windows(*texts))
+    assert shown(texts[0], hits[0]) == "." * 25 + "rd=1" + ".."
+    assert not hits[1].any()
 
 
 @pytest.mark.parametrize("n", [0, 1, 7])
 def test_hits_agree_with_a_search_of_every_window(n: int) -> None:
     generator = np.random.default_rng(n)
     text = generator.integers(97, 99, (5, 60)).astype(np.uint8)
-    found = recalled(text)
-    for row, hits in zip(text, found, strict=True):
+    mask = recalled(text)
+    for row, hits in zip(text, mask, strict=True):
         whole = row.tobytes()
         for label in range(1, len(whole)):
             gram = whole[label - BYTE_GRAM + 1 : label + 1]
-            wanted = label >= BYTE_GRAM - 1 and gram in whole[:label]
-            assert hits[label - 1] == wanted
+            expected = label >= BYTE_GRAM - 1 and gram in whole[:label]
+            assert hits[label - 1] == expected
 
 
 def test_what_training_text_has_often_is_known_without_the_window() -> None:
     text = b"return self; x; return self; abcdefg; abcdefg"
     rare = recalled(windows(text))[0]
-    known = recalled(windows(text), b"return self; ............." * 40_000)[0]
-    assert rare.sum() > known.sum() > 0
-    assert shown(text, known).endswith("fg")
+    hits = recalled(windows(text), b"return self; ............." * 40_000)[0]
+    assert rare.sum() > hits.sum() > 0
+    assert shown(text, hits).endswith("fg")
 
 
 def test_the_answers_of_generated_text_are_recallable_within_their_distance() -> None:
@@ -68,13 +68,13 @@ def test_the_answers_of_generated_text_are_recallable_within_their_distance() ->
     text = np.frombuffer(document.text, np.uint8)
     length = 512
     starts = np.arange(0, text.size - length - 1, length)
-    found = recalled(np.stack([text[start : start + length + 1] for start in starts]))
+    mask = recalled(np.stack([text[start : start + length + 1] for start in starts]))
     inside, hit = 0, 0
     for first, end, distance in document.recalls:
         row, column = divmod(first, length)
         if column - distance - 6 >= 0 and end - row * length <= length and row < len(starts):
             inside += 1
-            hit += int(found[row, column - 1 : column + 4].all())
+            hit += int(mask[row, column - 1 : column + 4].all())
     assert inside > 100
     assert hit == inside
 
@@ -109,9 +109,9 @@ class Fixed(nn.Module):
 
 def test_the_unigram_model_scores_chance_in_every_part() -> None:
     text = (b"name=12345; other=98765; " * 200)[:4000]
-    here = domain(text)
-    data = LmData({"a": here}, batch=1, length=100, eval_bytes=4000, seed=0)
-    logits = torch.from_numpy(-here.surprise * math.log(2)).float().nan_to_num(neginf=-100.0)
+    source = domain(text)
+    data = LmData({"a": source}, batch=1, length=100, eval_bytes=4000, seed=0)
+    logits = torch.from_numpy(-source.surprise * math.log(2)).float().nan_to_num(neginf=-100.0)
     for name, (got, chance) in score_groups(Fixed(logits), data.groups(), torch.device("cpu")).items():
         assert got.loss == pytest.approx(chance, rel=1e-2 if name == "lm/a" else 1e-5), name
 
@@ -121,11 +121,11 @@ def test_losses_are_per_label_or_per_byte_and_ignored_labels_do_not_count() -> N
     labels = torch.tensor([[0, 1, IGNORE]])
     where = torch.tensor([[False, True, False]])
     plain = Group(torch.zeros(1, 3, dtype=torch.long), labels, 0.0, 1.0, parts={"x": Part(where, 0.0)})
-    found = evaluate(Fixed(logits), plain, torch.device("cpu"))
-    assert found[""].loss == pytest.approx((math.log(4) + math.log(4 / 3)) / 2)
-    assert found[""].accuracy == 0.5
-    assert found["x"].loss == pytest.approx(math.log(4 / 3))
-    assert found["x"].accuracy == 1.0
+    scores = evaluate(Fixed(logits), plain, torch.device("cpu"))
+    assert scores[""].loss == pytest.approx((math.log(4) + math.log(4 / 3)) / 2)
+    assert scores[""].accuracy == 0.5
+    assert scores["x"].loss == pytest.approx(math.log(4 / 3))
+    assert scores["x"].accuracy == 1.0
     sized = Group(plain.inputs[:, :2], labels[:, :2], 0.0, math.log(2), sizes=torch.tensor([1, 4]))
     per_byte = evaluate(Fixed(logits), sized, torch.device("cpu"))[""].loss
     assert per_byte == pytest.approx((2.0 + math.log2(4 / 3)) / 5)

@@ -152,9 +152,9 @@ def test_references_with_several_seeds_move_the_spread() -> None:
     published, other = {0: {"lm/code": 2.0}, 1: {"lm/code": 2.0}}, {0: {"lm/code": 1.0}, 1: {"lm/code": 1.8}}
     scale = fix_scale("short", published, [other], minimum=0.1)
     # Their ratios differ by 0.5 and by 0.1: residuals +-0.1, so a deviation of 0.2 on one degree of freedom.
-    left = LM_PRIOR.dof - 0.5
-    expected = math.sqrt((left * LM_PRIOR.sd**2 + 1 * 0.2**2) / (left + 1))
-    assert scale.spreads["lm"] == pytest.approx((expected, left + 1))
+    dof = LM_PRIOR.dof - 0.5
+    expected = math.sqrt((dof * LM_PRIOR.sd**2 + 1 * 0.2**2) / (dof + 1))
+    assert scale.spreads["lm"] == pytest.approx((expected, dof + 1))
 
 
 def anchors(seeds: int = 3, **groups: tuple[float, float]) -> Anchors:
@@ -172,9 +172,9 @@ def anchors(seeds: int = 3, **groups: tuple[float, float]) -> Anchors:
     return Anchors(layouts, {f"task/{name}": seeds for name in groups})
 
 
-def anchored(found: Anchors, minimum: float = 0.1) -> QualityScale:
-    published = {seed: dict.fromkeys(scores, 2.0) for seed, scores in found.layouts[0].items()}
-    return fix_scale("r", published, minimum=minimum, anchors=found)
+def anchored(anchors: Anchors, minimum: float = 0.1) -> QualityScale:
+    published = {seed: dict.fromkeys(scores, 2.0) for seed, scores in anchors.layouts[0].items()}
+    return fix_scale("r", published, minimum=minimum, anchors=anchors)
 
 
 def test_anchors_move_the_noise_far_from_a_prior_that_is_wrong() -> None:
@@ -265,7 +265,7 @@ def test_further_layouts_tell_the_noise_by_their_degrees_of_freedom() -> None:
     assert scale.sd_of(4) == pytest.approx(LM_PRIOR.sd / 2)
     one, other = {0: 1.1, 1: 0.9, 2: 1.0}, {0: 0.9, 1: 1.1, 2: 1.0}
     seen = paired_spread([one, other])
-    pooled = scale.with_noise_of([{seed: {"lm/code": value} for seed, value in each.items()} for each in (one, other)])
+    pooled = scale.with_noise_of([{seed: {"lm/code": value} for seed, value in runs.items()} for runs in (one, other)])
     assert pooled.spreads["lm"] == pool(LM_PRIOR, seen)
     assert pooled.quality({0: {"lm/code": 1.0}, 1: {"lm/code": 1.0}}).sd == pytest.approx(pooled.sd_of(2))
     assert pooled.sd_of(2) > scale.sd_of(2)

@@ -57,8 +57,8 @@ def test_without_one_it_is_that_of_its_distribution(monkeypatch: pytest.MonkeyPa
         return [SimpleNamespace(**target, dist=dist)]
 
     monkeypatch.setattr("nas.core.registry.entry_points", points)
-    found: Registry[Any] = Registry("task", "nas.tasks", {"own": SelectiveCopy})
-    assert (found.version("mine"), found.version("own")) == ("1.5", None)
+    registry: Registry[Any] = Registry("task", "nas.tasks", {"own": SelectiveCopy})
+    assert (registry.version("mine"), registry.version("own")) == ("1.5", None)
     versioned: Registry[Any] = Registry("task", "nas.tasks", {"own": Shifted})
     assert versioned.version("own") == "3"
 
@@ -114,7 +114,7 @@ def test_recall_without_its_differences_is_that_of_mqar() -> None:
 def test_induction_asks_only_for_steps_seen_before() -> None:
     task = Induction(symbols=6, length=40, jump=0.3)
     for x, y in examples(task):
-        follower = {here: label for here, label in zip(x, y, strict=True) if label != IGNORE}
+        follower = {symbol: label for symbol, label in zip(x, y, strict=True) if label != IGNORE}
         walked: set[int] = set()
         for t, label in enumerate(y):
             if label != IGNORE:
@@ -138,9 +138,9 @@ def test_recall_answers_with_the_value_of_the_key() -> None:
     for x, y in examples(task):
         pairs = dict(zip(x[0:6:2], x[1:6:2], strict=True))
         assert len(pairs) == 3
-        asked = [x[t] for t in range(6, 20, 2)]
-        assert [y[t] for t in range(6, 20, 2)] == [pairs[key] for key in asked]
-        assert sorted(asked[:3]) == sorted(pairs)
+        keys = [x[t] for t in range(6, 20, 2)]
+        assert [y[t] for t in range(6, 20, 2)] == [pairs[key] for key in keys]
+        assert sorted(keys[:3]) == sorted(pairs)
         assert [t for t in range(20) if y[t] != IGNORE] == list(range(6, 20, 2))
 
 
@@ -172,13 +172,13 @@ def test_an_automaton_shows_no_more_symbols_than_it_has_edges() -> None:
 
 def test_facts_are_the_same_in_every_example() -> None:
     task = Knowledge(facts=64, fields=2, values=8, length=32)
-    known: dict[tuple[int, int], tuple[int, int]] = {}
+    facts: dict[tuple[int, int], tuple[int, int]] = {}
     for x, y in examples(task):
         for at in range(0, 32, 4):
             name, values = (x[at], x[at + 1]), (x[at + 2], x[at + 3])
-            assert known.setdefault(name, values) == values
+            assert facts.setdefault(name, values) == values
             assert y[at : at + 4] == [IGNORE, *values, IGNORE]
-    assert len(known) == 64
+    assert len(facts) == 64
 
 
 @pytest.mark.parametrize(("points", "even", "elements"), [(3, False, 6), (4, True, 12), (5, True, 60)])
@@ -191,7 +191,7 @@ def test_word_problem_multiplies_in_a_group(points: int, even: bool, elements: i
         for t in range(1, 9):
             assert step.setdefault((y[t - 1], x[t]), y[t]) == y[t], "one product of two elements"
     for element in range(elements):
-        products = [product for (left, _), product in step.items() if left == element]
+        products = [product for (row, _), product in step.items() if row == element]
         assert len(set(products)) == len(products), "a row of a group's table has no element twice"
 
 

@@ -48,64 +48,64 @@ def taught(corpus: CorpusRef, **changes: Any) -> TrainJob:
     return job(corpus, teacher=Teaching(job=job(corpus, TEACHER, steps=5), **settings))
 
 
-def run(each: TrainJob, folder: Path, stop: int | None = None) -> TrainResult:
-    left = iter(range(10**6 if stop is None else stop))
+def run(job: TrainJob, folder: Path, stop: int | None = None) -> TrainResult:
+    calls = iter(range(10**6 if stop is None else stop))
 
     def hook() -> None:
-        if next(left, None) is None:
+        if next(calls, None) is None:
             raise KeyboardInterrupt
 
     every = 60.0 if stop is None else 0.0
-    return train(each, yield_hook=hook, checkpoint_dir=folder, device="cpu", log=lambda line: None, checkpoint_s=every)
+    return train(job, yield_hook=hook, checkpoint_dir=folder, device="cpu", log=lambda line: None, checkpoint_s=every)
 
 
 def test_a_student_trains_its_teacher_where_nobody_has(corpus: CorpusRef, tmp_path: Path) -> None:
-    each = taught(corpus)
-    assert each.teacher is not None
-    result = run(each, tmp_path / "one")
+    student = taught(corpus)
+    assert student.teacher is not None
+    result = run(student, tmp_path / "one")
     alone = run(job(corpus), tmp_path / "one")
     assert result.key != alone.key
     assert result.weights_sha256 != alone.weights_sha256
-    assert trained_model(each.teacher.job, tmp_path / "one", torch.device("cpu")) is not None
+    assert trained_model(student.teacher.job, tmp_path / "one", torch.device("cpu")) is not None
     # Where it was trained before, and where its predictions are all that is left, the numbers are the same.
-    run(each.teacher.job, tmp_path / "two")
+    run(student.teacher.job, tmp_path / "two")
     for folder in ("two", "three"):
-        assert run(each, tmp_path / folder).weights_sha256 == result.weights_sha256
-    assert not (tmp_path / "three" / each.teacher.job.key).exists()
+        assert run(student, tmp_path / folder).weights_sha256 == result.weights_sha256
+    assert not (tmp_path / "three" / student.teacher.job.key).exists()
 
 
 @pytest.mark.parametrize("stop", [3, 8, 14])
 def test_a_stopped_training_goes_on_to_the_same_numbers(stop: int, corpus: CorpusRef, tmp_path: Path) -> None:
     """Stopped while the teacher is trained, while it predicts, and while the student is trained."""
-    each = taught(corpus)
-    whole = run(each, tmp_path / "whole")
+    student = taught(corpus)
+    whole = run(student, tmp_path / "whole")
     shutil.rmtree(tmp_path / "cache" / "teachers")
     with pytest.raises(KeyboardInterrupt):
-        run(each, tmp_path / "cut", stop)
-    assert run(each, tmp_path / "cut").weights_sha256 == whole.weights_sha256
+        run(student, tmp_path / "cut", stop)
+    assert run(student, tmp_path / "cut").weights_sha256 == whole.weights_sha256
 
 
 def test_predictions_are_the_teachers_and_are_computed_once(corpus: CorpusRef, tmp_path: Path) -> None:
-    each = taught(corpus)
-    assert each.teacher is not None
-    run(each.teacher.job, tmp_path)
-    model = trained_model(each.teacher.job, tmp_path, torch.device("cpu"))
+    student = taught(corpus)
+    assert student.teacher is not None
+    run(student.teacher.job, tmp_path)
+    model = trained_model(student.teacher.job, tmp_path, torch.device("cpu"))
     assert model is not None
-    data = open_data(each)
-    known = predictions(each, each.teacher, data, lambda: model, lambda: None)
+    data = open_data(student)
+    cache = predictions(student, student.teacher, data, lambda: model, lambda: None)
     with torch.no_grad():
         logits = model.eval()(data.batch(3)[0])
-    log_p, ids = known.at(3)
+    log_p, ids = cache.at(3)
     assert torch.equal(ids, logits.topk(4).indices)
     assert torch.allclose(log_p, logits.log_softmax(-1).topk(4).values, atol=5e-3)
 
     def again() -> Any:
         raise AssertionError
 
-    predictions(each, each.teacher, data, again, lambda: None)
-    other = each.model_copy(update={"seed": 1})
+    predictions(student, student.teacher, data, again, lambda: None)
+    other = student.model_copy(update={"seed": 1})
     with pytest.raises(AssertionError):
-        predictions(other, each.teacher, open_data(other), again, lambda: None)
+        predictions(other, student.teacher, open_data(other), again, lambda: None)
 
 
 def test_a_teacher_that_diverges_is_not_its_students_fault(corpus: CorpusRef, tmp_path: Path) -> None:
@@ -129,21 +129,21 @@ def test_a_measurement_need_not_wait_for_those_who_wait_for_a_teacher(
     corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process trains the teacher, and lets a measurement run, which waits for this process, too."""
-    each = taught(corpus)
-    run(each, tmp_path)
-    lock, known = sorted((tmp_path / "cache" / "teachers").iterdir(), key=Path.is_dir)
-    away = known.rename(tmp_path / "known")
+    student = taught(corpus)
+    run(student, tmp_path)
+    lock, cache = sorted((tmp_path / "cache" / "teachers").iterdir(), key=Path.is_dir)
+    away = cache.rename(tmp_path / "known")
     monkeypatch.setattr(teacher_module, "_DEADLINE_S", 5.0)
     with ExitStack() as other:
         other.enter_context(locked(lock))
 
         def measured() -> None:
             if away.exists():
-                away.rename(known)
+                away.rename(cache)
                 other.close()
 
-        train(each, yield_hook=measured, checkpoint_dir=tmp_path / "two", device="cpu", log=lambda line: None)
-    assert not (tmp_path / "two" / each.teacher.job.key).exists() if each.teacher else False
+        train(student, yield_hook=measured, checkpoint_dir=tmp_path / "two", device="cpu", log=lambda line: None)
+    assert not (tmp_path / "two" / student.teacher.job.key).exists() if student.teacher else False
 
 
 def test_nothing_is_left_of_predictions_that_were_not_finished(
@@ -163,16 +163,16 @@ def test_nothing_is_left_of_predictions_that_were_not_finished(
 
 
 def test_damaged_weights_of_the_teacher_are_not_used(corpus: CorpusRef, tmp_path: Path) -> None:
-    each = job(corpus, TEACHER, steps=5)
-    path = weights_file(tmp_path, run(each, tmp_path).key)
+    teacher = job(corpus, TEACHER, steps=5)
+    path = weights_file(tmp_path, run(teacher, tmp_path).key)
     path.write_bytes(path.read_bytes()[:100])
-    assert trained_model(each, tmp_path, torch.device("cpu")) is None
+    assert trained_model(teacher, tmp_path, torch.device("cpu")) is None
 
 
 def test_the_key_names_the_teacher_and_its_settings(corpus: CorpusRef) -> None:
     base = taught(corpus)
     others = [job(corpus), *(taught(corpus, **change) for change in ({"weight": 1.0}, {"temperature": 1.0}, {"k": 3}))]
-    assert len({base.key, *(each.key for each in others)}) == 5
+    assert len({base.key, *(other.key for other in others)}) == 5
     assert teacher_module.TEACHER_VERSION == 1
 
 

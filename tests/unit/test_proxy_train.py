@@ -83,10 +83,10 @@ class Stopped(Exception):
 
 
 def stop_after(steps: int) -> Callable[[], None]:
-    left = iter(range(steps))
+    calls = iter(range(steps))
 
     def hook() -> None:
-        if next(left, None) is None:
+        if next(calls, None) is None:
             raise Stopped
 
     return hook
@@ -234,11 +234,11 @@ def test_a_real_allocation_that_fails_is_recognised(corpus: CorpusRef, tmp_path:
 
 def test_batches_are_common_to_all_layouts_and_differ_by_step_and_seed(corpus: CorpusRef) -> None:
     wide = Layout.parse("d64 v256 ffn=swiglu:64 [C3]").to_json()
-    here, there = open_data(lm_job(corpus)), open_data(lm_job(corpus, layout=wide))
+    data, wide_data = open_data(lm_job(corpus)), open_data(lm_job(corpus, layout=wide))
     for step in (0, 5):
-        assert torch.equal(here.batch(step)[0], there.batch(step)[0])
-    assert not torch.equal(here.batch(0)[0], here.batch(1)[0])
-    assert not torch.equal(here.batch(0)[0], open_data(lm_job(corpus, seed=1)).batch(0)[0])
+        assert torch.equal(data.batch(step)[0], wide_data.batch(step)[0])
+    assert not torch.equal(data.batch(0)[0], data.batch(1)[0])
+    assert not torch.equal(data.batch(0)[0], open_data(lm_job(corpus, seed=1)).batch(0)[0])
 
 
 def test_training_windows_never_reach_the_held_out_part(tmp_path: Path, home: Path) -> None:
@@ -267,8 +267,8 @@ def test_the_average_is_that_of_the_steps(corpus: CorpusRef, tmp_path: Path) -> 
     last = weights(run(lm_job(corpus, ema=0.0), tmp_path / "last"), tmp_path / "last")
     folder = tmp_path / "last" / lm_job(corpus, ema=0.0).key
     checkpoint = load_file(folder / "checkpoint.safetensors")
-    wanted = padded_weights({name: checkpoint[f"model.{name}"] for name in last}, PADDED)
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in last.items())
+    expected = padded_weights({name: checkpoint[f"model.{name}"] for name in last}, PADDED)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in last.items())
     smooth = weights(run(lm_job(corpus, ema=0.9), tmp_path / "smooth"), tmp_path / "smooth")
     assert any(not torch.equal(smooth[name], last[name]) for name in last)
 
@@ -277,7 +277,7 @@ SEEDS = (0, 1, 2)
 
 
 def together(jobs: list[TrainJob], folder: Path, hook: Callable[[], None] | None = None) -> list[TrainResult]:
-    """The same for all seeds in one pass."""
+    """Trains all seeds in one pass, as `run` trains one; returns the results of those that did not fail."""
     lines: list[str] = []
     every, hook = (60.0, lambda: None) if hook is None else (0.0, hook)
     outcomes = train_seeds(
@@ -467,7 +467,7 @@ def test_the_key_covers_every_input_but_where_to_go_on_from(corpus: CorpusRef) -
 
 
 def test_a_key_does_not_depend_on_whether_defaults_are_written() -> None:
-    given = TaskRun(task="selcopy", settings={"items": 3})
+    task = TaskRun(task="selcopy", settings={"items": 3})
     job = task_job()
-    assert job.key == job.model_copy(update={"run": given}).key
+    assert job.key == job.model_copy(update={"run": task}).key
     assert job.key != job.model_copy(update={"seed": 5}).key

@@ -209,9 +209,9 @@ def test_a_study_measures_and_scores_each_choice(tmp_path: Path) -> None:
         (view,) = candidate_views(bed.store, study, [number])
         assert view.layout.text == record.layout.format()
         stored_as = record.layout.quantisation or "q4_0"
-        assert {(each.quantisation, each.scale) for each in view.artifacts} >= {(stored_as, "deploy")}
-        assert all(f"-q {stored_as}" in each.command for each in view.commands if "nas bench" in each.command)
-        assert all(each.run == "lm" and each.rung == "only" for each in view.trainings)
+        assert {(artifact.quantisation, artifact.scale) for artifact in view.artifacts} >= {(stored_as, "deploy")}
+        assert all(f"-q {stored_as}" in command.command for command in view.commands if "nas bench" in command.command)
+        assert all(training.run == "lm" and training.rung == "only" for training in view.trainings)
     with (tmp_path / "archive").open("wb") as file:
         export_study(bed.store, 1, file)
     with (tmp_path / "archive").open("rb") as archive:

@@ -108,10 +108,10 @@ def test_logits_are_those_of_our_model(ours: Model, model: Any, side: str) -> No
     ids, mask = padded(rows, side)
     logits = model(ids, attention_mask=None if side == "none" else mask).logits
     for row, text in enumerate(rows):
-        wanted = ours(text[None])[0]
-        atol = 1e-5 * float(wanted.abs().max())
-        torch.testing.assert_close(logits[row][mask[row].bool()], wanted, rtol=0, atol=atol)
-        assert wanted.std() > 0.1, "too flat to tell models apart"
+        expected = ours(text[None])[0]
+        atol = 1e-5 * float(expected.abs().max())
+        torch.testing.assert_close(logits[row][mask[row].bool()], expected, rtol=0, atol=atol)
+        assert expected.std() > 0.1, "too flat to tell models apart"
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -230,13 +230,13 @@ def count_runs(model: Any) -> dict[str, int]:
 @torch.no_grad()
 def test_hidden_states_are_those_of_every_layer(model: Any, layout: Layout) -> None:
     ids, mask = padded(texts(), "left")
-    found = model(ids, attention_mask=mask, output_hidden_states=True)
-    assert len(found.hidden_states) == layout.depth + 1
-    assert torch.equal(found.hidden_states[0], model.embed(ids))
+    output = model(ids, attention_mask=mask, output_hidden_states=True)
+    assert len(output.hidden_states) == layout.depth + 1
+    assert torch.equal(output.hidden_states[0], model.embed(ids))
     head = model.embed.weight if model.head is None else model.head.weight
-    torch.testing.assert_close(found.hidden_states[-1] @ head.T, found.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.hidden_states[-1] @ head.T, output.logits, rtol=0, atol=1e-5)
     assert model(ids, attention_mask=mask).hidden_states is None
-    assert torch.equal(model(ids, attention_mask=mask, return_dict=False)[0], found.logits)
+    assert torch.equal(model(ids, attention_mask=mask, return_dict=False)[0], output.logits)
 
 
 @torch.no_grad()

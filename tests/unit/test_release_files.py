@@ -61,8 +61,8 @@ def test_random_weights_are_rounded_as_released() -> None:
     drawn = LazyTensors(DrawnWeights(OWN, 3, torch.bfloat16))
     model = Model(OWN, seed=3).state_dict()
     assert torch.equal(drawn["embed.weight"], model["embed.weight"].bfloat16().float())
-    for kept in ("layers.1.mixers.0.A_log", "layers.0.mixers.0.conv.weight", "layers.0.ffn.router.weight"):
-        assert torch.equal(drawn[kept], model[kept]), kept
+    for name in ("layers.1.mixers.0.A_log", "layers.0.mixers.0.conv.weight", "layers.0.ffn.router.weight"):
+        assert torch.equal(drawn[name], model[name]), name
 
 
 def test_files_of_a_stock_member(tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_a_folder_with_files_json_is_complete_whenever_a_rewrite_is_killed(tmp_p
         with pytest.raises(_KilledError):
             write_files(folder, STOCK, other, FileOptions(gguf=("f16", "q4_0")), kill_at(f"writing {word}"))
         assert not (folder / "files.json").exists()
-        left = files_of(folder)
-        assert left is not None and "gguf/m-Q4_0.gguf" in {file.path for file in left.files}
+        listing = files_of(folder)
+        assert listing is not None and "gguf/m-Q4_0.gguf" in {file.path for file in listing.files}
         assert tokenizer_of(folder) == (folder / "transformers" / "tokenizer.json").resolve()
     said: list[str] = []
     record = write_files(folder, STOCK, other, LIGHT, said.append)
@@ -246,8 +246,8 @@ def test_weights_that_do_not_fit_leave_the_record_alone(tmp_path: Path) -> None:
 def test_options_are_recorded(tmp_path: Path) -> None:
     record, _ = write(tmp_path / "m", options=FileOptions(gguf=(), context=4096))
     assert (record.context, record.pte_context) == (4096, None)
-    asked = kept_options(record.model_copy(update={"pte_context": 128}), None, None, None)
-    assert (asked.context, asked.pte_context) == (4096, 128)
+    options = kept_options(record.model_copy(update={"pte_context": 128}), None, None, None)
+    assert (options.context, options.pte_context) == (4096, 128)
     assert kept_options(None, None, None, None) == FileOptions()
 
 

@@ -23,9 +23,9 @@ LAYOUT = Layout.parse("d64 v400 ffn=swiglu:96 [A4/2*2]")
 
 
 def read(path: Path) -> ModelTokenizer:
-    found = read_model_tokenizer(path)
-    assert isinstance(found, ModelTokenizer)
-    return found
+    tokenizer = read_model_tokenizer(path)
+    assert isinstance(tokenizer, ModelTokenizer)
+    return tokenizer
 
 
 def change(path: Path, **changes: Any) -> None:
@@ -35,24 +35,24 @@ def change(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("name", FORMS)
 def test_the_way_in_which_a_family_splits_text_is_known(name: str, tmp_path: Path) -> None:
     form = FORMS[name]
-    known = read(write_model_tokenizer(tmp_path, form))
-    found = known.vocabulary(400)
-    assert found.pre_tokenizer == form.pre
-    assert found.starts_texts == (form.starts is not None)
-    assert len(found.tokens) == len(set(found.tokens)) == 400
-    assert {found.tokens[i] for i in found.special} == set(form.special)
-    assert {found.tokens[i] for i in found.added} == set(form.added)
-    assert found.unused == set(range(known.size, 400)), "rows without a token"
+    tokenizer = read(write_model_tokenizer(tmp_path, form))
+    vocabulary = tokenizer.vocabulary(400)
+    assert vocabulary.pre_tokenizer == form.pre
+    assert vocabulary.starts_texts == (form.starts is not None)
+    assert len(vocabulary.tokens) == len(set(vocabulary.tokens)) == 400
+    assert {vocabulary.tokens[i] for i in vocabulary.special} == set(form.special)
+    assert {vocabulary.tokens[i] for i in vocabulary.added} == set(form.added)
+    assert vocabulary.unused == set(range(tokenizer.size, 400)), "rows without a token"
 
 
 def test_ends_and_templates_are_the_models(tmp_path: Path) -> None:
     path = write_model_tokenizer(tmp_path, FORMS["qwen3"])
-    known = read(path)
-    end, turn = known.tokenizer.token_to_id("<|endoftext|>"), known.tokenizer.token_to_id("<|im_end|>")
-    assert known.ids() == {"eos": turn, "pad": end}
-    assert known.ends == (turn,)
-    assert known.marks == (end, end), "the tokenizer puts nothing in front of a text"
-    assert known.vocabulary(400).chat_template == CHATML
+    qwen = read(path)
+    end, turn = qwen.tokenizer.token_to_id("<|endoftext|>"), qwen.tokenizer.token_to_id("<|im_end|>")
+    assert qwen.ids() == {"eos": turn, "pad": end}
+    assert qwen.ends == (turn,)
+    assert qwen.marks == (end, end), "the tokenizer puts nothing in front of a text"
+    assert qwen.vocabulary(400).chat_template == CHATML
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [turn, end]}))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": end, "bos_token_id": end}))
     assert read(path).ends == (turn, end)
@@ -123,7 +123,7 @@ def test_files_of_the_tokenizer_are_carried(tmp_path: Path) -> None:
     assert got["ggml.pre"] == "llama-bpe" and got["ggml.add_bos_token"] is True
     assert (got["ggml.bos_token_id"], got["ggml.eos_token_id"]) == (start, turn)
     assert got["chat_template"] == FORMS["llama"].template
-    types = [TokenType(each) for each in got["ggml.token_type"]]
+    types = [TokenType(kind) for kind in got["ggml.token_type"]]
     assert types[start] is TokenType.CONTROL and types[-1] is TokenType.UNUSED and len(types) == 400
 
 
@@ -216,8 +216,8 @@ def test_whole_words_first_are_part_of_the_name(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_of_our_own_stays_one(tmp_path: Path) -> None:
-    own = train_tokenizer([], 300, tmp_path / "tokenizer.json", lambda _: None)
-    assert read_model_tokenizer(tmp_path / "tokenizer.json") == own
+    tokenizer = train_tokenizer([], 300, tmp_path / "tokenizer.json", lambda _: None)
+    assert read_model_tokenizer(tmp_path / "tokenizer.json") == tokenizer
     (tmp_path / "tokenizer_config.json").write_text("{}")
     assert read(tmp_path / "tokenizer.json").vocabulary(300).pre_tokenizer == "llama-bpe"
 

@@ -86,7 +86,7 @@ def test_a_space_of_retrieval_is_read_sampled_and_written() -> None:
 def test_the_packaged_space_is_of_retrieval() -> None:
     space = load_space("lfm2-colbert")
     support = [RUNTIMES["llama.cpp"].supports(layout) for layout in space.references.layouts().values()]
-    assert [each.arch for each in support] == ["lfm2", "lfm2"]
+    assert [answer.arch for answer in support] == ["lfm2", "lfm2"]
     assert "task" in space_json(space) and "task" not in space_json(load_space("lfm2"))
 
 
@@ -162,8 +162,8 @@ def test_alike_documents_differ_in_what_stands_together() -> None:
         return set(zip(facts[::2], facts[1::2], strict=True))
 
     for query in range(4):
-        asked = {(int(queries[query, 0]), int(queries[query, 1])), (int(queries[query, 2]), int(queries[query, 3]))}
-        assert [asked <= pairs(document) for document in documents[:4]] == [place == query for place in range(4)]
+        question = {(int(queries[query, 0]), int(queries[query, 1])), (int(queries[query, 2]), int(queries[query, 3]))}
+        assert [question <= pairs(document) for document in documents[:4]] == [place == query for place in range(4)]
     for wrong in ({"facts": 30}, {"alike": 7}, {"length": 16}, {"query": 2}):
         with pytest.raises(InvalidInput, match="boundfacts"):
             make_task("boundfacts", wrong)

@@ -46,10 +46,10 @@ def write_classifier(folder: Path, template: str = "") -> Path:
 def test_a_language_model_scores_by_the_chance_of_the_query(tmp_path: Path) -> None:
     folder, documents = write_qwen3(tmp_path / "qwen"), ["the cat", "größer " * 200, ""]
     teacher = LanguageTeacher(start_model(str(folder)))
-    found = teacher.scores("on the mat", documents)
+    scores = teacher.scores("on the mat", documents)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     sought = torch.tensor(teacher._ids("on the mat"))
-    for document, score in zip(documents, found, strict=True):
+    for document, score in zip(documents, scores, strict=True):
         room = 512 - len(sought)
         ids = [*teacher._start, *teacher._ids(document)[:room], *teacher._ids("\n\n"), *sought.tolist()]
         with torch.no_grad():

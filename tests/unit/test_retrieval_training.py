@@ -41,9 +41,9 @@ SCORED = [
 QUICK = RetrievalSettings(epochs=4, batch=8, lr=3e-3, width=16, document_length=48, held_out=0.2)
 
 
-def train(here: Path, data: list[dict[str, Any]], log: Log = lambda line: None, **more: Any) -> RetrievalRecord:
-    path = write_lines(here / "data.jsonl", data)
-    return train_retriever(str(here / "model"), [path], QUICK, here / "out", log, **more)
+def train(folder: Path, data: list[dict[str, Any]], log: Log = lambda line: None, **more: Any) -> RetrievalRecord:
+    path = write_lines(folder / "data.jsonl", data)
+    return train_retriever(str(folder / "model"), [path], QUICK, folder / "out", log, **more)
 
 
 def test_scores_are_those_of_equation_7() -> None:
@@ -62,8 +62,8 @@ def test_scores_are_those_of_equation_7() -> None:
     np.testing.assert_allclose(maxsim(stacked, padded, text), expected, atol=1e-4)
     np.testing.assert_allclose(maxsim(stacked, padded.repeat(2, 1, 1, 1), text.repeat(2, 1, 1)), expected, atol=1e-4)
     starts = np.cumsum([0, *map(len, of_documents[:-1])])
-    found = [exact_scores(query, np.concatenate(of_documents), starts) for query in of_queries]
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    scores = [exact_scores(query, np.concatenate(of_documents), starts) for query in of_queries]
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
 
 
 def test_vectors_do_not_depend_on_the_batch() -> None:
@@ -92,8 +92,8 @@ def test_the_distillation_loss_is_equation_8_on_scaled_scores() -> None:
         torch.tensor([[0.0, 10.0, 10.0], [4.0, 2.0, 9.0]]),
     )
     compared = torch.tensor([[True, True, True], [True, True, False]])
-    found = distillation(scores, targets, compared, "mse")
-    torch.testing.assert_close(found, torch.tensor([0.25 / 3, 1.0]))
+    losses = distillation(scores, targets, compared, "mse")
+    torch.testing.assert_close(losses, torch.tensor([0.25 / 3, 1.0]))
     divergence = distillation(scores, targets, compared, "kl")
     assert divergence[0] > 0 and divergence[1] > 0
     torch.testing.assert_close(distillation(targets * 3 - 1, targets, compared, "kl"), torch.zeros(2))
@@ -266,16 +266,16 @@ def test_the_command_trains_indexes_and_searches(tmp_path: Path, monkeypatch: py
     write_qwen3(tmp_path / "model")
     write_lines(tmp_path / "data.jsonl", PAIRS)
     (tmp_path / "settings.yaml").write_text("epochs: 6\nbatch: 8\nlr: 0.003\n")
-    found = nas(
+    result = nas(
         "family", "retrieval", "model", "--data", "data.jsonl", "-o", "out", "--config", "settings.yaml", "--json"
     )
-    assert found.code == 0 and json.loads(found.out)["objective"] == "contrastive"
+    assert result.code == 0 and json.loads(result.out)["objective"] == "contrastive"
     documents = [{"id": f"d{number}", "text": line["positive"]} for number, line in enumerate(PAIRS)]
     write_lines(tmp_path / "documents.jsonl", documents)
-    found = nas("family", "index", "out", "documents.jsonl", "-o", "index")
-    assert found.code == 0 and "40" in found.out
-    found = nas("family", "search", "index", PAIRS[3]["query"], "--top", "5", "--json")
-    hits = json.loads(found.out)["hits"]
+    result = nas("family", "index", "out", "documents.jsonl", "-o", "index")
+    assert result.code == 0 and "40" in result.out
+    result = nas("family", "search", "index", PAIRS[3]["query"], "--top", "5", "--json")
+    hits = json.loads(result.out)["hits"]
     assert len(hits) == 5 and "d3" in [hit["id"] for hit in hits]
     assert hits == sorted(hits, key=lambda hit: -hit["score"])
     assert nas("family", "search", "out", "x").code != 0

@@ -91,11 +91,13 @@ def test_members_and_every_decision_are_recorded_and_logged(bed: Bed) -> None:
     assert read_family("tiny") == family
     assert [member.size for member in family.members] == ["1M", "2M"]
     assert {source.trial for source in family.sources} <= set(range(20))
-    for member, wanted in zip(family.members, parse_sizes("1M,2M"), strict=True):
-        assert wanted.admits(Layout.parse(member.layout).params)
-        assert [each.layout for each in member.tried if each.chosen] == [member.layout]
-        assert all(each.objectives["quality"] > 0 for each in member.tried)
-        assert {"weights", "width and depth", "order", "layout", "measured"} <= {each.what for each in member.decisions}
+    for member, size in zip(family.members, parse_sizes("1M,2M"), strict=True):
+        assert size.admits(Layout.parse(member.layout).params)
+        assert [candidate.layout for candidate in member.tried if candidate.chosen] == [member.layout]
+        assert all(candidate.objectives["quality"] > 0 for candidate in member.tried)
+        assert {"weights", "width and depth", "order", "layout", "measured"} <= {
+            decision.what for decision in member.decisions
+        }
         assert not member.measured
     for decision in (*family.decisions, *family.members[0].decisions):
         assert any(decision.value in line and decision.reason in line for line in log.lines)
@@ -138,8 +140,8 @@ def test_an_interrupted_build_resumes(bed: Bed) -> None:
 
 def test_files_of_a_trained_member_stay(bed: Bed) -> None:
     log = BuildLog()
-    asked = options(bed, "1M", files=MemberFilesWriter(FileOptions(gguf=())))
-    build(asked, log)
+    request = options(bed, "1M", files=MemberFilesWriter(FileOptions(gguf=())))
+    build(request, log)
     folder = member_folder("tiny", "1M")
     training = MemberTraining(
         checkpoint="0" * 64, config={}, start="random:0", tokens=1, steps=1, curve=(), held_out={}, seconds=1.0,
@@ -147,7 +149,7 @@ def test_files_of_a_trained_member_stay(bed: Bed) -> None:
     )  # fmt: skip
     write_record(folder / TRAINING, training)
     (folder / "transformers" / "model.safetensors").write_bytes(b"trained")
-    build(asked, log)
+    build(request, log)
     assert log.lines[-1] == "1M: it was trained; its files stay as they are"
     assert (folder / "transformers" / "model.safetensors").read_bytes() == b"trained"
 
@@ -181,8 +183,8 @@ def test_a_build_needs_a_study_or_layouts(bed: Bed) -> None:
 
 
 def test_given_layouts_are_scaled_under_the_criteria_of_a_space(bed: Bed) -> None:
-    given = options(bed, "700M,8B-A1B", study=None, layouts=(Layout.parse(LFM2["LFM2-350M"]),), name="given")
-    family = build(given, BuildLog())
+    request = options(bed, "700M,8B-A1B", study=None, layouts=(Layout.parse(LFM2["LFM2-350M"]),), name="given")
+    family = build(request, BuildLog())
     assert (family.study, family.provenance["space"]) == (None, "lfm2")
     assert [member.active < member.parameters for member in family.members] == [False, True]
 
@@ -204,10 +206,10 @@ class Here:
     """The part of a farm that measuring needs."""
 
     store: Store
-    own: Jobs
+    table: Jobs
 
     def jobs(self, study: int | None) -> Jobs:
-        return self.own
+        return self.table
 
 
 def search(bed: Bed, jobs: Jobs | None = None, log: BuildLog | None = None) -> SizeSearch:
@@ -226,14 +228,16 @@ def shapes(bed: Bed, size: str) -> list[Any]:
 def test_candidates_are_measured_and_the_winners_figures_kept(bed: Bed) -> None:
     tried = shapes(bed, "1M")
     member = search(bed).member(parse_size("1M"), tried)
-    assert [each.layout for each in member.tried] == [each.layout.format() for each in tried]
-    assert all(each.measured[0].device == DEVICE.id and each.objectives["latency"] > 0 for each in member.tried)
+    assert [candidate.layout for candidate in member.tried] == [candidate.layout.format() for candidate in tried]
+    assert all(
+        candidate.measured[0].device == DEVICE.id and candidate.objectives["latency"] > 0 for candidate in member.tried
+    )
     (measured,) = member.measured
     assert (measured.runtime, measured.quantisation, measured.searched) == ("fake", "q4_0", True)
     figures = {(figure.metric, figure.prompt): figure.value for figure in measured.figures}
     assert {("prefill_tps", 64), ("ttft", 64), ("decode_tps", 64), ("peak_rss", 256)} <= figures.keys()
     assert all(value and value > 0 for value in figures.values())
-    assert [each.value for each in member.decisions if each.what == "another device"] == ["none"]
+    assert [decision.value for decision in member.decisions if decision.what == "another device"] == ["none"]
 
 
 def test_decode_speed_is_tokens_over_their_time(bed: Bed) -> None:
@@ -241,10 +245,12 @@ def test_decode_speed_is_tokens_over_their_time(bed: Bed) -> None:
     number = {name: Figure(value=1.0, unit="-") for name in ("prefill_tps", "ttft", "peak_rss")}
     mean = Figure(value=20.0, low=16.0, high=25.0, unit="ms")
     tail = {"decode_p50": Figure(value=10.0, unit="ms"), "decode_mean": mean}
-    taken = SimpleNamespace(device="box", runtime="fake", workload=Workload(prompt=64, gen=16), figures=number | tail)
+    measurement = SimpleNamespace(
+        device="box", runtime="fake", workload=Workload(prompt=64, gen=16), figures=number | tail
+    )
     place = MeasurementKey("box", "fake", "chat")
-    (measured,) = measured_of({place: cast(Measurement, taken)}, bed.space)
-    (speed,) = (each for each in measured.figures if each.metric == "decode_tps")
+    (measured,) = measured_of({place: cast(Measurement, measurement)}, bed.space)
+    (speed,) = (figure for figure in measured.figures if figure.metric == "decode_tps")
     assert (speed.value, speed.ci95) == (50.0, (40.0, 62.5))
 
 
@@ -278,23 +284,23 @@ def test_candidates_that_crash_are_recorded_and_not_chosen(bed: Bed) -> None:
 
 def test_the_winner_is_measured_on_a_device_that_the_search_did_not_use(bed: Bed) -> None:
     other = DEVICE.model_copy(update={"id": add_device(bed.store, "other", "elsewhere")})
-    found = search(bed)
-    assert found.measurer is not None
-    found.measurer.benches["other", "fake", REFERENCE] = replace(bed.target(), device=other)
+    size_search = search(bed)
+    assert size_search.measurer is not None
+    size_search.measurer.benches["other", "fake", REFERENCE] = replace(bed.target(), device=other)
     try:
-        member = found.member(parse_size("5M"), shapes(bed, "5M"))
+        member = size_search.member(parse_size("5M"), shapes(bed, "5M"))
     finally:
         devices.set_health(bed.store, "other", Health.RETIRED)
-    assert [(each.device, each.searched) for each in member.measured] == [(DEVICE.id, True), ("other", False)]
-    assert [each.value for each in member.decisions if each.what == "another device"] == ["other"]
+    assert [(model.device, model.searched) for model in member.measured] == [(DEVICE.id, True), ("other", False)]
+    assert [decision.value for decision in member.decisions if decision.what == "another device"] == ["other"]
 
 
 def test_another_device_that_fails_once_is_tried_again_at_the_next_size(bed: Bed) -> None:
     other = DEVICE.model_copy(update={"id": add_device(bed.store, "third", "elsewhere")})
-    found = search(bed)
-    assert found.measurer is not None
-    found.measurer.benches["third", "fake", REFERENCE] = replace(bed.target(), device=other)
-    whole = found.measurer.measure
+    size_search = search(bed)
+    assert size_search.measurer is not None
+    size_search.measurer.benches["third", "fake", REFERENCE] = replace(bed.target(), device=other)
+    whole = size_search.measurer.measure
 
     def busy(layout: Layout, on: Sequence[str]) -> Any:
         if list(on) == ["third"]:
@@ -303,15 +309,15 @@ def test_another_device_that_fails_once_is_tried_again_at_the_next_size(bed: Bed
 
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(found.measurer, "measure", busy)
-            first = found.member(parse_size("6M"), shapes(bed, "6M"))
-        second = found.member(parse_size("7M"), shapes(bed, "7M"))
+            patch.setattr(size_search.measurer, "measure", busy)
+            first = size_search.member(parse_size("6M"), shapes(bed, "6M"))
+        second = size_search.member(parse_size("7M"), shapes(bed, "7M"))
     finally:
         devices.set_health(bed.store, "third", Health.RETIRED)
-    assert [each.reason for each in first.decisions if each.what == "another device"] == [
+    assert [decision.reason for decision in first.decisions if decision.what == "another device"] == [
         "not measured on third: somebody compiles there"
     ]
-    assert [each.value for each in second.decisions if each.what == "another device"] == ["third"]
+    assert [decision.value for decision in second.decisions if decision.what == "another device"] == ["third"]
 
 
 def test_the_quality_of_a_pattern_that_the_study_did_not_train_is_assumed(bed: Bed) -> None:

@@ -63,7 +63,7 @@ def test_failures_are_recorded_and_never_chosen() -> None:
     choice = choose([failed(), judged(1.0, 1.3)], LIMITS)
     assert choice.index == 1
     records = tried_of([failed(), judged(1.0, 1.3)], choice, tiny_space())
-    assert [each.chosen for each in records] == [False, True]
+    assert [record.chosen for record in records] == [False, True]
     assert records[0].verdict == "failed: killed by signal 9"
 
 
@@ -99,9 +99,9 @@ def test_more_weights_of_a_pattern_are_a_little_better() -> None:
 def test_a_trained_proxy_counts_with_its_own_quality() -> None:
     space = tiny_space()
     other = Layout.parse("d256 v256 ffn=swiglu:640 [C3 A4/2 C3]")
-    known = criteria(space, proxies={proxy_of(other, space.quality).id: (1.2, 0.03)})
-    assert known.quality_of(other, other)[:2] == (1.2, 0.03)
-    assert known.quality_of(LAYOUT, LAYOUT).value == (1.2 if known.trained(LAYOUT) else 1.0)
+    rules = criteria(space, proxies={proxy_of(other, space.quality).id: (1.2, 0.03)})
+    assert rules.quality_of(other, other)[:2] == (1.2, 0.03)
+    assert rules.quality_of(LAYOUT, LAYOUT).value == (1.2 if rules.trained(LAYOUT) else 1.0)
     assert criteria(space).trained(Layout.parse("d32 v256 ffn=swiglu:640 [C3]")) is None
 
 

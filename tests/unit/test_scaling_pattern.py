@@ -19,9 +19,9 @@ def winner(body: str, weight: float = 1.0) -> Winner:
 
 
 @given(st.lists(layouts(), min_size=1, max_size=4), st.data())
-def test_shares_are_shares_and_the_parent_is_a_winner(found: list[Layout], data: st.DataObject) -> None:
-    weights = [data.draw(st.sampled_from([0.0, 0.1, 3.0])) for _ in found]
-    winners = [Winner(layout, weight) for layout, weight in zip(found, weights, strict=True)]
+def test_shares_are_shares_and_the_parent_is_a_winner(stacks: list[Layout], data: st.DataObject) -> None:
+    weights = [data.draw(st.sampled_from([0.0, 0.1, 3.0])) for _ in stacks]
+    winners = [Winner(layout, weight) for layout, weight in zip(stacks, weights, strict=True)]
     pattern = find_pattern(winners)
     np.testing.assert_allclose(sum(pattern.shares.values()), 1.0)
     assert pattern.parent in winners

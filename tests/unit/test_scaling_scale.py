@@ -49,11 +49,11 @@ def shapes_of(size: str) -> list[ScaledLayout]:
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 200))
 def test_seats_are_apportioned_whole_and_nearly_in_proportion(counts: list[int], more: int) -> None:
     seats = len(counts) + more
-    given_ = apportion(counts, seats)
-    assert sum(given_) == seats
-    assert min(given_) >= 1
+    shares = apportion(counts, seats)
+    assert sum(shares) == seats
+    assert min(shares) >= 1
     if all(count * seats >= sum(counts) for count in counts):
-        assert all(abs(n - count * seats / sum(counts)) < 1 for n, count in zip(given_, counts, strict=True))
+        assert all(abs(n - count * seats / sum(counts)) < 1 for n, count in zip(shares, counts, strict=True))
 
 
 def test_fewer_layers_than_kinds_of_layers_are_refused() -> None:
@@ -98,19 +98,19 @@ def test_a_scaled_stack_counts_the_weights_of_its_layout(
     experts = Experts(8, 2, min(leading, len(order) - 1)) if sparse else None
     try:
         sketch = ScaledStack(ScaledMixers.of(layout, 256, width, "ratio"), order, experts)
-        made = sketch.layout(96, 32)
+        scaled_layout = sketch.layout(96, 32)
     except InvalidInput:  # a kind that has no block of this width
         return
-    assert sketch.params(96, 32) == made.params
+    assert sketch.params(96, 32) == scaled_layout.params
 
 
 @pytest.mark.parametrize("size", ["700M", "1.2B", "2.6B", "8B-A1B"])
 def test_every_candidate_has_the_size_the_pattern_and_the_proportions(size: str) -> None:
-    wanted = parse_size(size)
-    found = shapes_of(size)
-    for each in found:
-        layout = each.layout
-        assert wanted.admits(layout.params)
+    target = parse_size(size)
+    shapes = shapes_of(size)
+    for shape in shapes:
+        layout = shape.layout
+        assert target.admits(layout.params)
         assert abs(mixer_counts(layout)["gqa"] - layout.depth * 6 / 16) < 1
         assert {block.int("head_dim") for block in mixer_blocks(layout, "gqa")} == {64}
         assert {block.int("kernel") for block in mixer_blocks(layout, "conv")} == {3}
@@ -118,10 +118,10 @@ def test_every_candidate_has_the_size_the_pattern_and_the_proportions(size: str)
         assert 1 / MAX_ASPECT <= layout.d_model / layout.depth / 64 <= MAX_ASPECT
         assert FFN_RATIO[0] * 0.98 <= ffn_ratio(layout) / 4.5 <= FFN_RATIO[1] * 1.02  # whole steps of 32
         assert LLAMA_CPP.supports(layout).verdict == "stock"
-    widths = len({each.layout.d_model for each in found})
-    assert len({each.layout.d_model for each in found[:widths]}) == widths >= 3
-    assert [each.deviation for each in found[:widths]] == sorted(each.deviation for each in found[:widths])
-    assert len({each.layout.id for each in found}) == len(found)
+    widths = len({shape.layout.d_model for shape in shapes})
+    assert len({shape.layout.d_model for shape in shapes[:widths]}) == widths >= 3
+    assert [shape.deviation for shape in shapes[:widths]] == sorted(shape.deviation for shape in shapes[:widths])
+    assert len({shape.layout.id for shape in shapes}) == len(shapes)
 
 
 def test_published_shapes_are_among_what_would_be_measured() -> None:
@@ -129,7 +129,7 @@ def test_published_shapes_are_among_what_would_be_measured() -> None:
     for name in ("LFM2-700M", "LFM2-1.2B", "LFM2-2.6B", "LFM2-8B-A1B"):
         published = Layout.parse(LFM2[name])
         shapes = shapes_of(name.removeprefix("LFM2-"))[:4]
-        near = [each.layout for each in shapes if each.layout.d_model == published.d_model]
+        near = [shape.layout for shape in shapes if shape.layout.d_model == published.d_model]
         assert near, name
         assert mixer_blocks(near[0], "gqa")[0] == mixer_blocks(published, "gqa")[0]
         assert abs(near[0].depth / published.depth - 1) < 0.25
@@ -161,15 +161,15 @@ def test_experts_keep_what_the_parent_says_of_them() -> None:
 
 
 def test_a_pattern_with_experts_has_dense_sizes_of_one_width() -> None:
-    for each in candidates(Layout.parse(LFM2["LFM2-8B-A1B"]), parse_size("1.2B"), 65536):
-        assert len({layer.ffn for layer in each.layout.layers}) == 1
+    for shape in candidates(Layout.parse(LFM2["LFM2-8B-A1B"]), parse_size("1.2B"), 65536):
+        assert len({layer.ffn for layer in shape.layout.layers}) == 1
 
 
 @pytest.mark.parametrize("size", ["4M", "8M", "16M"])
 def test_small_sizes_are_reached_with_a_small_vocabulary(size: str) -> None:
-    found = candidates(DEMO, parse_size(size), 4096)[:4]
-    assert len({each.layout.d_model for each in found}) >= 2
-    assert all(4096 * each.layout.d_model <= EMBEDDING_SHARE * each.layout.params.total for each in found)
+    shapes = candidates(DEMO, parse_size(size), 4096)[:4]
+    assert len({shape.layout.d_model for shape in shapes}) >= 2
+    assert all(4096 * shape.layout.d_model <= EMBEDDING_SHARE * shape.layout.params.total for shape in shapes)
 
 
 def test_a_size_that_no_scaling_reaches_is_refused_with_the_nearest() -> None:
@@ -183,8 +183,8 @@ def test_a_size_that_no_scaling_reaches_is_refused_with_the_nearest() -> None:
 
 def test_layers_that_read_each_other_keep_their_number() -> None:
     tied = Layout.parse("d256 v1024 ffn=swiglu:1024 [C3*2 A4/2 C3 A4/2(kv=2) ^0]")
-    found = candidates(tied, parse_size("12M"), 1024)
-    assert {each.layout.depth for each in found} == {tied.depth}
+    shapes = candidates(tied, parse_size("12M"), 1024)
+    assert {shape.layout.depth for shape in shapes} == {tied.depth}
 
 
 @settings(max_examples=examples(50))

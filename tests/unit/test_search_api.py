@@ -35,9 +35,9 @@ def test_space_chooses_proposer_and_seed() -> None:
 def test_first_proposals_are_the_published_layout_and_heuristics() -> None:
     proposer = make_proposer(Sampler(SPACE))
     published = SPACE.references.layouts()["published"]
-    asked = proposer.ask(SPACE.search.seeds + 1)
-    assert asked[0].layout == published
-    assert [proposal.operator for proposal in asked[:-1]] == ["seed"] * SPACE.search.seeds
+    proposals = proposer.ask(SPACE.search.seeds + 1)
+    assert proposals[0].layout == published
+    assert [proposal.operator for proposal in proposals[:-1]] == ["seed"] * SPACE.search.seeds
     again = make_proposer(Sampler(SPACE))
     again.tell(Observation(published, "complete"))
     assert published.id not in {proposal.layout.id for proposal in again.ask(8)}
@@ -71,12 +71,12 @@ def test_a_log_of_an_older_version_is_continued_by_the_current_one() -> None:
         first.tell(Observation(proposal.layout, "failed"))
     state = first.state()
     del state["engine"]
-    state["proposals"] = [each | {"engine": "ehvi/3"} for each in state["proposals"]]
+    state["proposals"] = [record | {"engine": "ehvi/3"} for record in state["proposals"]]
     again = make_proposer(Sampler(SPACE))
     again.restore(state)
-    (found,) = again.ask(1)
-    assert [each["engine"] for each in again.state()["proposals"]] == ["ehvi/3"] * 2 + [found.engine]
-    assert found.engine != "ehvi/3" and found.number == 2
+    (third,) = again.ask(1)
+    assert [record["engine"] for record in again.state()["proposals"]] == ["ehvi/3"] * 2 + [third.engine]
+    assert third.engine != "ehvi/3" and third.number == 2
 
 
 def test_noise_that_is_no_number_is_refused() -> None:

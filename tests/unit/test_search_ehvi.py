@@ -24,29 +24,29 @@ def test_expectation_is_that_of_sampled_improvements(objectives: int) -> None:
     corner = np.ones(objectives)
     front = rng.uniform(0.3, 0.9, (4, objectives))
     mean, sd = rng.uniform(0.2, 0.9, (3, objectives)), rng.uniform(0.05, 0.2, (3, objectives))
-    found = expected_improvement(mean, sd, front, list(corner))
+    expected = expected_improvement(mean, sd, front, list(corner))
     before = hypervolume(front, corner)
     for index in range(3):
         outcomes = rng.normal(mean[index], sd[index], (1500, objectives))
         gains = [hypervolume(np.vstack([front, outcome]), corner) - before for outcome in outcomes]
         error = 4 * np.std(gains) / np.sqrt(len(gains)) + 0.03 * np.mean(gains)
-        assert found[index] == pytest.approx(np.mean(gains), abs=error)
+        assert expected[index] == pytest.approx(np.mean(gains), abs=error)
 
 
 def test_certain_gain_is_the_volume() -> None:
     tiny = np.full((2, 2), 1e-6)
-    found = expected_improvement(np.array([[0.5, 0.5], [1.5, 1.5]]), tiny, np.empty((0, 2)), [1.0, 1.0])
-    assert found == pytest.approx([0.25, 0.0], abs=0.003)
+    gains = expected_improvement(np.array([[0.5, 0.5], [1.5, 1.5]]), tiny, np.empty((0, 2)), [1.0, 1.0])
+    assert gains == pytest.approx([0.25, 0.0], abs=0.003)
 
 
 def test_dominated_certainty_gains_nothing() -> None:
-    found = expected_improvement(np.array([[0.6, 0.6]]), np.full((1, 2), 1e-6), np.array([[0.5, 0.5]]), [1.0, 1.0])
-    assert found == pytest.approx([0.0])
+    gain = expected_improvement(np.array([[0.6, 0.6]]), np.full((1, 2), 1e-6), np.array([[0.5, 0.5]]), [1.0, 1.0])
+    assert gain == pytest.approx([0.0])
 
 
 def test_chance_feasible_is_a_product() -> None:
-    found = chance_feasible(np.array([[0.0, -9.0], [0.0, 0.0], [9.0, -9.0]]), np.ones((3, 2)))
-    assert found == pytest.approx([0.5, 0.25, 0.0])
+    chances = chance_feasible(np.array([[0.0, -9.0], [0.0, 0.0], [9.0, -9.0]]), np.ones((3, 2)))
+    assert chances == pytest.approx([0.5, 0.25, 0.0])
     assert chance_feasible(np.empty((2, 0)), np.empty((2, 0))) == pytest.approx([1.0, 1.0])
 
 
@@ -75,8 +75,8 @@ def test_pending_layouts_count_as_reached() -> None:
         proposer = EhviSearch(Sampler(problem.space), seed=0)
         proposer.fix_reference_point({"quality": 4.0, "latency": 4.0, "memory": 6.0})
         for proposal in proposer.ask(24):
-            told = problem.observe(proposal.layout)
-            proposer.tell(Observation(told.layout, "complete", {"quality": 2.5} | dict(told.objectives)))
+            observation = problem.observe(proposal.layout)
+            proposer.tell(Observation(observation.layout, "complete", {"quality": 2.5} | dict(observation.objectives)))
         (best,) = proposer.ask(1)
         if not waits:
             proposer.tell(Observation(best.layout, "failed"))
@@ -123,7 +123,7 @@ def test_a_warm_start_teaches_and_stays_off_the_front() -> None:
     told(warm, problem, 8)
     unseen = [sampler.draw(rng) for _ in range(40)]
     truth = [np.log(problem.truth(layout)["decode"]) for layout in unseen]
-    misses = [np.abs(each.surrogate().predict(unseen)[0].mean[:, 1] - truth).mean() for each in (cold, warm)]
+    misses = [np.abs(search.surrogate().predict(unseen)[0].mean[:, 1] - truth).mean() for search in (cold, warm)]
     assert misses[1] < 0.7 * misses[0]
     assert {seen.layout.id for seen in warm.log.feasible()}.isdisjoint(seen.layout.id for seen in earlier[:1])
     again = EhviSearch(sampler, 0)
@@ -145,9 +145,9 @@ def test_a_budget_on_recall_is_learned_at_the_rung_it_was_taken_at() -> None:
     top = len(space.quality.rungs) - 1
     for number, layout in enumerate(sampler.draw(rng) for _ in range(60)):
         seen, low = problem.observe(layout), number % 2
-        told = {"quality.recall on the proxy": excess(layout) + 0.4 * low}
+        constraints = {"quality.recall on the proxy": excess(layout) + 0.4 * low}
         status: Status = "stopped" if low else "complete"
-        proposer.tell(Observation(layout, status, {"quality": 2.5, **seen.objectives}, told, 0 if low else top))
+        proposer.tell(Observation(layout, status, {"quality": 2.5, **seen.objectives}, constraints, 0 if low else top))
     unseen = [sampler.draw(rng) for _ in range(40)]
     (forecast,) = proposer.surrogate().predict(unseen)[1].mean.T
     truth = np.array([excess(layout) for layout in unseen])
@@ -177,12 +177,12 @@ def test_all_that_is_left_of_a_list_is_scored() -> None:
     search.fix_reference_point(problem.reference_point)
     for proposal in search.ask(12):
         search.tell(problem.observe(proposal.layout))
-    left = search.untried()
-    assert left is not None and len(left) == len(layouts) - 12
-    best = left[int(np.argmax(search.score(left)))]
+    rest = search.untried()
+    assert rest is not None and len(rest) == len(layouts) - 12
+    best = rest[int(np.argmax(search.score(rest)))]
     (proposal,) = search.ask(1)
-    assert proposal.operator == "listed" and proposal.layout in left
-    if search.expected_gain == pytest.approx(float(search.score(left).max())):  # not one of the bold proposals
+    assert proposal.operator == "listed" and proposal.layout in rest
+    if search.expected_gain == pytest.approx(float(search.score(rest).max())):  # not one of the bold proposals
         assert proposal.layout == best
 
 
@@ -194,9 +194,9 @@ def test_a_withdrawn_proposal_leaves_no_trace_in_the_model() -> None:
         search.tell(problem.observe(proposal.layout))
     others = [Sampler(problem.space).draw(np.random.default_rng(1)) for _ in range(5)]
     before = search.surrogate().predict(others)[0].sd
-    (asked,) = search.ask(1)
-    pending = search.surrogate().predict([asked.layout])[0].sd
-    search.tell(Observation(asked.layout, "withdrawn"))
+    (candidate,) = search.ask(1)
+    pending = search.surrogate().predict([candidate.layout])[0].sd
+    search.tell(Observation(candidate.layout, "withdrawn"))
     assert search.log.pending() == []
-    assert (search.surrogate().predict([asked.layout])[0].sd > pending).all()
+    assert (search.surrogate().predict([candidate.layout])[0].sd > pending).all()
     assert search.surrogate().predict(others)[0].sd == pytest.approx(before)

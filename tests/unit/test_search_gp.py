@@ -22,20 +22,20 @@ def kernels(a: Array, b: Array) -> Array:
 
 
 def test_posterior_is_that_of_another_implementation() -> None:
-    # Here, because every process of a test run imports every test file.
+    # Imported in the test, because every process of a test run imports every test file.
     from sklearn.gaussian_process import GaussianProcessRegressor  # type: ignore[import-untyped]
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # type: ignore[import-untyped]
 
     targets = np.sin(ROWS[:, 0]) + 5.0
     noise = RNG.uniform(0.001, 0.05, 30)
     scale = targets.std()
-    found = fit(0.7 * rbf(ROWS, ROWS, 1.0), targets, noise, 0.01)
-    mean, sd = found.predict(0.7 * rbf(NEW, ROWS, 1.0), np.full(7, 0.7))
+    process = fit(0.7 * rbf(ROWS, ROWS, 1.0), targets, noise, 0.01)
+    mean, sd = process.predict(0.7 * rbf(NEW, ROWS, 1.0), np.full(7, 0.7))
     other = GaussianProcessRegressor(ConstantKernel(0.7) * RBF(1.0), alpha=0.01 + noise / scale**2, optimizer=None)
     other.fit(ROWS, (targets - targets.mean()) / scale)
     expected, expected_sd = other.predict(NEW, return_std=True)
     assert mean == pytest.approx(expected, abs=1e-6) and sd == pytest.approx(expected_sd, abs=1e-5)
-    assert (found.offset, found.scale) == pytest.approx((targets.mean(), scale))
+    assert (process.offset, process.scale) == pytest.approx((targets.mean(), scale))
 
 
 def test_gradient_is_that_of_differences() -> None:
@@ -61,15 +61,15 @@ def test_known_noise_is_not_learned_again() -> None:
     rows = RNG.normal(size=(80, 2))
     clean = rows @ np.array([1.0, -2.0])
     noisy = clean + RNG.normal(0, clean.std(), 80)
-    told = tune(kernels(rows, rows), noisy, np.full(80, float(clean.var())))
-    assert told.noise < 0.5 * tune(kernels(rows, rows), noisy, np.zeros(80)).noise
+    weights = tune(kernels(rows, rows), noisy, np.full(80, float(clean.var())))
+    assert weights.noise < 0.5 * tune(kernels(rows, rows), noisy, np.zeros(80)).noise
 
 
 def test_targets_without_spread_are_predicted() -> None:
     weights = Weights(np.array([0.1, 0.2]), 0.01)
-    found = fit(weights.sum(kernels(ROWS, ROWS)), np.full(30, 3.0), np.zeros(30), weights.noise)
-    mean, _ = found.predict(weights.sum(kernels(NEW, ROWS)), weights.sum(np.ones((2, 7))))
-    assert found.offset + found.scale * mean == pytest.approx(np.full(7, 3.0))
+    process = fit(weights.sum(kernels(ROWS, ROWS)), np.full(30, 3.0), np.zeros(30), weights.noise)
+    mean, _ = process.predict(weights.sum(kernels(NEW, ROWS)), weights.sum(np.ones((2, 7))))
+    assert process.offset + process.scale * mean == pytest.approx(np.full(7, 3.0))
 
 
 def test_neighbours_are_left_out_too() -> None:
@@ -82,13 +82,13 @@ def test_neighbours_are_left_out_too() -> None:
 
 def test_what_is_left_out_is_predicted_by_the_rest() -> None:
     targets, noise = np.sin(ROWS[:, 0]) + 5.0, RNG.uniform(0.001, 0.05, 30)
-    gram, own = 0.7 * rbf(ROWS, ROWS, 1.0), np.full(30, 0.7)
+    gram, priors = 0.7 * rbf(ROWS, ROWS, 1.0), np.full(30, 0.7)
     mean, variance = left_out(gram, targets, noise, 0.01)
     standard = float(targets.mean()), float(targets.std())
     for row in (0, 7, 29):
         rest = np.arange(30) != row
         process = fit(gram[np.ix_(rest, rest)], targets[rest], noise[rest], 0.01, standard)
-        centre, spread = process.predict(gram[row : row + 1, rest], own[:1])
+        centre, spread = process.predict(gram[row : row + 1, rest], priors[:1])
         assert mean[row] == pytest.approx(standard[0] + standard[1] * centre[0], abs=1e-6)
         latent = (standard[1] * spread[0]) ** 2
         assert variance[row] == pytest.approx(latent + noise[row] + 0.01 * standard[1] ** 2, rel=1e-4)

@@ -17,15 +17,15 @@ SEEN, UNSEEN = LAYOUTS[:30], LAYOUTS[30:]
 EXACT = measured(UNSEEN, noise=0.0)
 
 
-def off(found: Estimate, truth: Measured) -> float:
-    return float(np.abs(np.expm1(found.mean - truth.logs)).mean())
+def off(estimate: Estimate, truth: Measured) -> float:
+    return float(np.abs(np.expm1(estimate.mean - truth.logs)).mean())
 
 
 def test_thirty_measurements_tell_thirty_others() -> None:
-    found = HardwareModel(costs(), measured(SEEN)).predict(UNSEEN)
+    estimate = HardwareModel(costs(), measured(SEEN)).predict(UNSEEN)
     constant = Estimate(np.full(30, measured(SEEN).logs.mean()), np.zeros(30))
-    assert off(found, EXACT) < 0.02 < 0.1 < off(constant, EXACT)
-    assert np.corrcoef(found.mean, EXACT.logs)[0, 1] > 0.98
+    assert off(estimate, EXACT) < 0.02 < 0.1 < off(constant, EXACT)
+    assert np.corrcoef(estimate.mean, EXACT.logs)[0, 1] > 0.98
 
 
 def test_a_handful_moves_a_model_to_another_device() -> None:
@@ -46,11 +46,11 @@ def test_more_measurements_make_a_moved_model_as_good_as_one_of_its_own() -> Non
 
 
 def test_what_is_left_out_is_not_seen() -> None:
-    taken = measured(SEEN[:12])
-    before = HardwareModel(costs(), taken)
-    logs = taken.logs.copy()
+    sample = measured(SEEN[:12])
+    before = HardwareModel(costs(), sample)
+    logs = sample.logs.copy()
     logs[4] += 3.0
-    after = HardwareModel(costs(), Measured(taken.layouts, logs, taken.noise), weights=before.weights)
+    after = HardwareModel(costs(), Measured(sample.layouts, logs, sample.noise), weights=before.weights)
     assert after.left_out().mean[4] == pytest.approx(before.left_out().mean[4])
     assert after.left_out().mean[5] != pytest.approx(before.left_out().mean[5])
 
@@ -66,21 +66,21 @@ def test_doubt_covers_what_the_model_cannot_tell() -> None:
 
 
 def test_the_same_measurements_in_another_order_give_the_same_model() -> None:
-    taken = measured(SEEN)
-    turned = HardwareModel(costs(), taken.of(range(29, -1, -1))).predict(UNSEEN)
-    assert turned.mean == pytest.approx(HardwareModel(costs(), taken).predict(UNSEEN).mean, abs=2e-3)
+    sample = measured(SEEN)
+    turned = HardwareModel(costs(), sample.of(range(29, -1, -1))).predict(UNSEEN)
+    assert turned.mean == pytest.approx(HardwareModel(costs(), sample).predict(UNSEEN).mean, abs=2e-3)
 
 
 def test_better_is_what_errs_less() -> None:
-    here = HardwareModel(costs(), measured(SEEN))
+    model = HardwareModel(costs(), measured(SEEN))
     misled = HardwareModel(costs(), Measured(SEEN, measured(SEEN).logs[::-1].copy(), np.zeros(30)))
-    assert better(misled.moved(measured(SEEN)), here) is here
+    assert better(misled.moved(measured(SEEN)), model) is model
 
 
 def test_terms_are_those_of_the_layout() -> None:
     layout = Layout.parse("d512 v8192 ffn=swiglu:1024 [C3 A8/4+swiglu:2048]")
-    (found,) = Costs(CHAT, ["conv", "gqa", "swiglu"]).terms([layout])
-    named = dict(zip(TERMS, found, strict=True))
+    (row,) = Costs(CHAT, ["conv", "gqa", "swiglu"]).terms([layout])
+    named = dict(zip(TERMS, row, strict=True))
     assert layout.params.non_embedding - named["held"] == 5 * 512  # norms
     assert named["table"] == 512 * 8192 == layout.params.total - layout.params.non_embedding
     assert named["cache"] == layout.kv_bytes(4096)
@@ -98,15 +98,15 @@ def test_figures_of_one_workload_share_what_is_counted_and_keep_their_terms() ->
     memory = costs(unit="MB")
     memory.sums(SEEN)
     time, alone = memory.of("ms"), costs(unit="ms")
-    for shared, own in ((time.terms(SEEN), alone.terms(SEEN)), (time.sums(SEEN), alone.sums(SEEN))):
-        assert shared.shape == own.shape and (shared == own).all()
+    for shared, expected in ((time.terms(SEEN), alone.terms(SEEN)), (time.sums(SEEN), alone.sums(SEEN))):
+        assert shared.shape == expected.shape and (shared == expected).all()
     assert memory.terms(SEEN[:2]).shape[1] == len(TERMS) - 3
 
 
 def test_kinds_that_are_not_told_apart_count_with_the_whole() -> None:
-    some, all_ = Costs(CHAT, ["conv"]), costs(unit="")
-    assert some.terms(SEEN) == pytest.approx(all_.terms(SEEN))
-    assert some.tracks(SEEN).shape[1] < all_.tracks(SEEN).shape[1]
+    one_kind, all_kinds = Costs(CHAT, ["conv"]), costs(unit="")
+    assert one_kind.terms(SEEN) == pytest.approx(all_kinds.terms(SEEN))
+    assert one_kind.tracks(SEEN).shape[1] < all_kinds.tracks(SEEN).shape[1]
 
 
 def test_the_benchmark_states_the_noise_of_medians(monkeypatch: pytest.MonkeyPatch) -> None:

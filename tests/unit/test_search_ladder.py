@@ -14,10 +14,10 @@ from nas.search.proposers.promotion import Decision, Ladder, step_variance
 def ladder(*keeps: float | int | None, trials: int = 0) -> Ladder:
     """Returns a ladder with a rung per share and a last one; `trials` are unfinished."""
     rungs = [Rung(name=f"r{i}", lm_steps=i + 1, keep=keep) for i, keep in enumerate((*keeps, None))]
-    made = Ladder(rungs)
+    halving = Ladder(rungs)
     for trial in range(trials):
-        made.enter(trial)
-    return made
+        halving.enter(trial)
+    return halving
 
 
 def verdicts(decisions: Sequence[Decision]) -> dict[int, str]:
@@ -25,100 +25,100 @@ def verdicts(decisions: Sequence[Decision]) -> dict[int, str]:
 
 
 def test_while_more_may_come_the_share_is_rounded_down() -> None:
-    each = ladder(0.5, trials=4)
-    each.finish(0, 0, (-1.0,))
-    assert each.decisions() == []
-    each.finish(1, 0, (-2.0,))
-    assert each.decisions() == [Decision(1, 0, "promote")]
-    each.finish(2, 0, (-3.0,))
-    assert each.decisions() == [Decision(2, 0, "promote")]  # half of three is one, and that one is better now
-    assert each.decisions() == []
+    halving = ladder(0.5, trials=4)
+    halving.finish(0, 0, (-1.0,))
+    assert halving.decisions() == []
+    halving.finish(1, 0, (-2.0,))
+    assert halving.decisions() == [Decision(1, 0, "promote")]
+    halving.finish(2, 0, (-3.0,))
+    assert halving.decisions() == [Decision(2, 0, "promote")]  # half of three is one, and that one is better now
+    assert halving.decisions() == []
 
 
 def test_at_last_call_the_share_is_rounded_up_and_the_rest_stops() -> None:
-    each = ladder(0.5, trials=3)
+    halving = ladder(0.5, trials=3)
     for trial, quality in ((0, 1.0), (1, 2.0), (2, 3.0)):
-        each.finish(trial, 0, (-quality,))
-    assert verdicts(each.decisions()) == {2: "promote"}
-    each.closed = True
-    assert verdicts(each.decisions()) == {1: "promote", 0: "stop"}
+        halving.finish(trial, 0, (-quality,))
+    assert verdicts(halving.decisions()) == {2: "promote"}
+    halving.closed = True
+    assert verdicts(halving.decisions()) == {1: "promote", 0: "stop"}
 
 
 def test_a_rung_waits_for_those_still_below_it() -> None:
-    each = ladder(0.5, 0.5, trials=2)
-    each.closed = True
-    each.finish(0, 0, (-1.0,))
-    assert each.decisions() == []
-    each.leave(1)
-    assert verdicts(each.decisions()) == {0: "promote"}
-    each.finish(0, 1, (-1.0,))
-    assert verdicts(each.decisions()) == {0: "promote"}
+    halving = ladder(0.5, 0.5, trials=2)
+    halving.closed = True
+    halving.finish(0, 0, (-1.0,))
+    assert halving.decisions() == []
+    halving.leave(1)
+    assert verdicts(halving.decisions()) == {0: "promote"}
+    halving.finish(0, 1, (-1.0,))
+    assert verdicts(halving.decisions()) == {0: "promote"}
 
 
 def test_a_rung_that_keeps_a_number_waits_for_all() -> None:
-    each = ladder(2, trials=4)
+    halving = ladder(2, trials=4)
     for trial in range(4):
-        each.finish(trial, 0, (float(-trial),))
-        assert each.decisions() == []
-    each.closed = True
-    assert verdicts(each.decisions()) == {3: "promote", 2: "promote", 1: "stop", 0: "stop"}
+        halving.finish(trial, 0, (float(-trial),))
+        assert halving.decisions() == []
+    halving.closed = True
+    assert verdicts(halving.decisions()) == {3: "promote", 2: "promote", 1: "stop", 0: "stop"}
 
 
 def test_a_rung_that_keeps_all_promotes_at_once() -> None:
-    each = ladder(None, trials=2)
-    each.finish(0, 0, (0.0,))
-    assert verdicts(each.decisions()) == {0: "promote"}
+    halving = ladder(None, trials=2)
+    halving.finish(0, 0, (0.0,))
+    assert verdicts(halving.decisions()) == {0: "promote"}
 
 
 def test_of_equals_the_earlier_is_promoted() -> None:
-    each = ladder(0.5, trials=2)
-    each.closed = True
-    each.finish(1, 0, (-1.0, 2.0))
-    each.finish(0, 0, (-1.0, 2.0))
-    assert verdicts(each.decisions()) == {1: "promote", 0: "stop"}
+    halving = ladder(0.5, trials=2)
+    halving.closed = True
+    halving.finish(1, 0, (-1.0, 2.0))
+    halving.finish(0, 0, (-1.0, 2.0))
+    assert verdicts(halving.decisions()) == {1: "promote", 0: "stop"}
 
 
 def test_the_front_is_promoted_before_what_it_dominates() -> None:
-    each = ladder(0.5, trials=4)
-    each.closed = True
+    halving = ladder(0.5, trials=4)
+    halving.closed = True
     for trial, point in enumerate([(-2.0, 5.0), (-1.0, 1.0), (-1.9, 6.0), (-0.5, 2.0)]):
-        each.finish(trial, 0, point)
-    assert verdicts(each.decisions()) == {0: "promote", 1: "promote", 2: "stop", 3: "stop"}
+        halving.finish(trial, 0, point)
+    assert verdicts(halving.decisions()) == {0: "promote", 1: "promote", 2: "stop", 3: "stop"}
 
 
 def test_decisions_of_an_earlier_process_are_kept() -> None:
-    each = ladder(0.5, trials=4)
+    halving = ladder(0.5, trials=4)
     for trial, quality in ((0, 1.0), (1, 2.0), (2, 3.0)):
-        each.finish(trial, 0, (-quality,))
-    each.recall(0, 0, "promote")
-    each.recall(1, 0, "stop")
-    each.leave(3)
-    each.closed = True
-    assert verdicts(each.decisions()) == {2: "promote"}
-    each.finish(2, 1, (-3.0,))
-    assert each.decisions() == []  # trial 0 is on its way to that rung
+        halving.finish(trial, 0, (-quality,))
+    halving.recall(0, 0, "promote")
+    halving.recall(1, 0, "stop")
+    halving.leave(3)
+    halving.closed = True
+    assert verdicts(halving.decisions()) == {2: "promote"}
+    halving.finish(2, 1, (-3.0,))
+    assert halving.decisions() == []  # trial 0 is on its way to that rung
 
 
 def test_a_rung_does_not_wait_for_ended_trials() -> None:
-    each = ladder(0.5, trials=3)
-    each.closed = True
-    each.finish(0, 0, (-1.0,))
-    each.leave(1)
-    assert each.decisions() == []
-    each.leave(2)
-    assert verdicts(each.decisions()) == {0: "promote"}
+    halving = ladder(0.5, trials=3)
+    halving.closed = True
+    halving.finish(0, 0, (-1.0,))
+    halving.leave(1)
+    assert halving.decisions() == []
+    halving.leave(2)
+    assert verdicts(halving.decisions()) == {0: "promote"}
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.5, 0.9, 1, 3, None])
 def test_at_the_end_all_have_a_verdict(keep: float | int | None) -> None:
-    each = ladder(keep, trials=7)
-    made = []
+    halving = ladder(keep, trials=7)
+    decisions = []
     for trial in range(7):
-        each.finish(trial, 0, (float(trial % 3), float(-trial)))
-        made += each.decisions()
-    each.closed = True
-    made += each.decisions()
-    assert sorted(decision.trial for decision in made) == list(range(7))
+        halving.finish(trial, 0, (float(trial % 3), float(-trial)))
+        decisions += halving.decisions()
+    halving.closed = True
+    decisions += halving.decisions()
+    assert sorted(decision.trial for decision in decisions) == list(range(7))
 
 
 def test_a_step_without_promotions_has_half_the_spread_of_the_rung_below() -> None:

@@ -12,7 +12,7 @@ CORNER = [1.0, 1.0]
 
 
 def axes(*coordinates: float, sd: float = 0.0, source: str | None = None) -> list[Axis]:
-    return [Axis(value=0.0, coordinate=each, sd=sd, source=source) for each in coordinates]
+    return [Axis(value=0.0, coordinate=coordinate, sd=sd, source=source) for coordinate in coordinates]
 
 
 def test_by_rank_then_contribution_then_number() -> None:

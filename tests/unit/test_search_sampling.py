@@ -90,7 +90,7 @@ SPACES = {
     ),
     "parallel mixers that repeat": space(mixers=PARALLEL, parallel=[["gqa", "mamba2"]], pattern={"period": [2, 3]}),
 }
-samplers = {name: Sampler(found) for name, found in SPACES.items()}
+samplers = {name: Sampler(space) for name, space in SPACES.items()}
 
 
 @given(st.sampled_from(sorted(SPACES)), st.integers(0, 2**32))
@@ -116,33 +116,33 @@ def test_draft_of_a_layout_unfolds_into_it(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", SPACES)
 def test_every_seed_is_inside_and_comes_once(name: str) -> None:
-    found = seed_layouts(samplers[name], 6)
-    assert len({layout.id for layout in found}) == len(found) == 6
-    assert [reason for layout in found for reason in samplers[name].contains(layout)] == []
-    assert found == seed_layouts(samplers[name], 6)
+    seeds = seed_layouts(samplers[name], 6)
+    assert len({layout.id for layout in seeds}) == len(seeds) == 6
+    assert [reason for layout in seeds for reason in samplers[name].contains(layout)] == []
+    assert seeds == seed_layouts(samplers[name], 6)
 
 
 def test_seeds_begin_with_references_and_mix_local_and_global() -> None:
-    found = seed_layouts(samplers["plain"], 8)
-    assert found[0].format() == REST["references"]["published"]
-    hybrids = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in found]
+    seeds = seed_layouts(samplers["plain"], 8)
+    assert seeds[0].format() == REST["references"]["published"]
+    hybrids = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in seeds]
     assert hybrids.count({"conv", "gqa"}) >= 6
-    assert len({layout.depth for layout in found}) >= 3
+    assert len({layout.depth for layout in seeds}) >= 3
 
 
 def test_few_seeds_pair_every_mixer_that_needs_no_growing_cache_with_attention() -> None:
-    found = seed_layouts(samplers["all mixers"], 5)  # two of them are the references
-    kinds = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in found]
+    seeds = seed_layouts(samplers["all mixers"], 5)  # two of them are the references
+    kinds = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in seeds]
     assert all({"gqa", local} in kinds for local in ("conv", "swa", "mamba2"))
 
 
 def test_seeds_have_a_mixer_that_the_space_requires_beside_each_pair() -> None:
     mixers = {"conv": {"kernel": 3}, "gqa": {"heads": 8, "kv_heads": 4}, "mla": {"heads": 8, "latent": 64}}
     sampler = Sampler(space(mixers=mixers, limits={"gqa": {"min": 1}}))
-    found = seed_layouts(sampler, 8)
-    kinds = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in found]
+    seeds = seed_layouts(sampler, 8)
+    kinds = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in seeds]
     assert {"conv", "mla", "gqa"} in kinds
-    assert all("gqa" in each for each in kinds)
+    assert all("gqa" in stack for stack in kinds)
 
 
 def test_each_local_mixer_of_the_seeds_meets_several_depths_shares_and_feed_forwards() -> None:
@@ -219,7 +219,7 @@ def _kernel(layout: Layout) -> tuple[tuple[str, object], ...]:
     ],
 )
 def test_reasons_name_the_rule(text: str, reason: str) -> None:
-    assert any(found.startswith(reason) for found in samplers["plain"].contains(Layout.parse(text)))
+    assert any(problem.startswith(reason) for problem in samplers["plain"].contains(Layout.parse(text)))
 
 
 def test_a_layer_chooses_parallel_mixers_as_it_chooses_one() -> None:
@@ -250,13 +250,13 @@ def test_an_edit_adds_a_parallel_mixer_to_the_one_that_a_layer_has() -> None:
     limits = {"conv": {"max": 0}, "gqa": {"max": 0}}
     sampler = Sampler(space(mixers=PARALLEL, parallel=[["mamba2", "swa"]], limits=limits))
     layout = Layout.parse("d256 v1024 ffn=swiglu:512 [M16 M M16]")
-    rng, found = np.random.default_rng(0), set()
+    rng, outcomes = np.random.default_rng(0), set()
     for _ in range(200):
         edited, name = mutate(layout, sampler, rng)
         if name == "mixer_kind":
-            changed = [layer.mixers for layer, own in zip(edited.layers, layout.layers, strict=True) if layer != own]
-            found |= {(choice_of(own), own[0].format()) for own in changed}
-    assert {("mamba2&swa", "M16"), ("mamba2&swa", "M")} <= found
+            changed = [layer.mixers for layer, base in zip(edited.layers, layout.layers, strict=True) if layer != base]
+            outcomes |= {(choice_of(mixers), mixers[0].format()) for mixers in changed}
+    assert {("mamba2&swa", "M16"), ("mamba2&swa", "M")} <= outcomes
 
 
 @pytest.mark.parametrize(
@@ -294,12 +294,12 @@ def test_unsupported_space_is_refused_and_partly_supported_one_constrains() -> N
     rng = np.random.default_rng(0)
     with pytest.raises(InvalidInput, match="no runtime carries one"):
         Sampler(space(), lambda layout: False).draw(rng)
-    own = space(mixers={"conv": {"kernel": {"choices": [3, 4, 5, 6], "scope": "layer"}}})
+    kernel_space = space(mixers={"conv": {"kernel": {"choices": [3, 4, 5, 6], "scope": "layer"}}})
 
     def one_kernel(layout: Layout) -> bool:
         return len(_kernel(layout)) == 1
 
-    sampler = Sampler(own, one_kernel)
+    sampler = Sampler(kernel_space, one_kernel)
     layout = sampler.draw(rng)
     assert one_kernel(layout)
     assert one_kernel(mutate(layout, sampler, rng)[0])
@@ -349,8 +349,8 @@ def test_a_list_is_the_whole_space() -> None:
 
 def test_neighbours_in_a_list_are_alike() -> None:
     sampler, rng = listed(), np.random.default_rng(0)
-    found = [mutate(Layout.parse(LISTED[0]), sampler, rng)[0].format() for _ in range(80)]
-    assert max(set(found), key=found.count) == LISTED[1]
+    neighbours = [mutate(Layout.parse(LISTED[0]), sampler, rng)[0].format() for _ in range(80)]
+    assert max(set(neighbours), key=neighbours.count) == LISTED[1]
 
 
 def test_what_no_runtime_carries_is_not_in_the_list() -> None:

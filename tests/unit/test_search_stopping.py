@@ -28,10 +28,10 @@ def test_the_estimate_leaves_out_what_noise_adds(shape: str) -> None:
             true = true / np.linalg.norm(true, axis=1, keepdims=True)
         true = 1 - 0.7 * true
         measured = true + noise * rng.standard_normal(true.shape)
-        known, found = hypervolume(true, corner), volume(measured, np.full(true.shape, noise), corner, 100)
-        off.append((found.value - known, found.estimate - known))
-        has += found.low <= known <= found.high
-        draws_have += 2 * found.value - found.high <= known <= 2 * found.value - found.low
+        truth, interval = hypervolume(true, corner), volume(measured, np.full(true.shape, noise), corner, 100)
+        off.append((interval.value - truth, interval.estimate - truth))
+        has += interval.low <= truth <= interval.high
+        draws_have += 2 * interval.value - interval.high <= truth <= 2 * interval.value - interval.low
     measured_off, estimate_off = np.mean(off, axis=0)
     assert measured_off > 0.01 and abs(estimate_off) < 0.3 * measured_off
     assert has >= 50 and draws_have <= 35

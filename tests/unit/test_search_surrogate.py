@@ -69,8 +69,8 @@ def test_neighbours_with_other_arguments_are_other_pairs() -> None:
 
 
 def test_device_figures_and_quality_are_predicted() -> None:
-    told, held_out = [whole(layout) for layout in LAYOUTS[:100]], LAYOUTS[100:]
-    objectives, constraints = fit(told).predict(held_out)
+    observations, held_out = [whole(layout) for layout in LAYOUTS[:100]], LAYOUTS[100:]
+    objectives, constraints = fit(observations).predict(held_out)
     truth = np.array([[whole(layout).objectives[name] for name in OBJECTIVES] for layout in held_out])
     for column, least in ((0, 0.5), (1, 0.9), (2, 0.95)):
         assert np.corrcoef(objectives.mean[:, column], truth[:, column])[0, 1] > least
@@ -80,36 +80,38 @@ def test_device_figures_and_quality_are_predicted() -> None:
 
 
 def test_infeasible_ones_teach_device_figures_but_not_quality() -> None:
-    told = [
+    observations = [
         Observation(x, "infeasible", PROBLEM.observe(x).objectives, PROBLEM.observe(x).constraints) for x in LAYOUTS
     ]
-    told = [Observation(t.layout, t.status, {k: v for k, v in t.objectives.items() if k != "quality"}, t.constraints)
-            for t in told]  # fmt: skip
-    objectives, _ = fit(told).predict(LAYOUTS[:5])
+    observations = [
+        Observation(t.layout, t.status, {k: v for k, v in t.objectives.items() if k != "quality"}, t.constraints)
+        for t in observations
+    ]
+    objectives, _ = fit(observations).predict(LAYOUTS[:5])
     assert len(set(objectives.mean[:, 0])) == 1 and (objectives.sd[:, 0] >= 0.3).all()
     assert len(set(objectives.mean[:, 1])) == 5 and (objectives.sd[:, 1] < 0.3).all()
 
 
 def test_offset_of_a_low_rung_is_learned() -> None:
     """Half of the layouts stop at rung 0, where quality reads 0.5 worse; predictions are of the top rung."""
-    told = []
+    observations = []
     for index, layout in enumerate(LAYOUTS[:100]):
         seen = whole(layout)
         if index % 2:
             low = dict(seen.objectives) | {"quality": seen.objectives["quality"] + 0.5}
             seen = Observation(layout, "stopped", low, seen.constraints, rung=0)
-        told.append(seen)
-    objectives, _ = fit(told).predict(LAYOUTS[100:])
+        observations.append(seen)
+    objectives, _ = fit(observations).predict(LAYOUTS[100:])
     truth = np.array([PROBLEM.truth(layout)["quality"] for layout in LAYOUTS[100:]])
     assert abs(np.mean(objectives.mean[:, 0] - truth)) < 0.08
     assert np.corrcoef(objectives.mean[:, 0], truth)[0, 1] > 0.3
 
 
 def test_equal_data_gives_equal_predictions_and_few_points_give_a_prior() -> None:
-    told = [whole(layout) for layout in LAYOUTS[:30]]
-    first, again = fit(told).predict(LAYOUTS[30:40]), fit(told).predict(LAYOUTS[30:40])
+    observations = [whole(layout) for layout in LAYOUTS[:30]]
+    first, again = fit(observations).predict(LAYOUTS[30:40]), fit(observations).predict(LAYOUTS[30:40])
     assert (first[0].mean == again[0].mean).all() and (first[1].sd == again[1].sd).all()
-    objectives, constraints = fit(told[:2]).predict(LAYOUTS[30:33])
+    objectives, constraints = fit(observations[:2]).predict(LAYOUTS[30:33])
     assert (objectives.sd >= 0.3).all() and (constraints.sd >= 0.3).all()
     nothing, none = fit([Observation(LAYOUTS[0], "failed")]).predict(LAYOUTS[:2])
     assert (nothing.mean == 9.0).all() and none.mean.shape == (2, 0)
@@ -117,21 +119,21 @@ def test_equal_data_gives_equal_predictions_and_few_points_give_a_prior() -> Non
 
 def test_known_noise_is_believed() -> None:
     """One of two equal measurements is passed as noisy: predictions there follow it less."""
-    told = [whole(layout) for layout in LAYOUTS[:40]]
-    off = dict(told[0].objectives) | {"quality": told[0].objectives["quality"] + 0.4}
+    observations = [whole(layout) for layout in LAYOUTS[:40]]
+    off = dict(observations[0].objectives) | {"quality": observations[0].objectives["quality"] + 0.4}
     means = []
     for noise in ({}, {"quality": 0.4}):
-        odd = Observation(LAYOUTS[0], "complete", off, told[0].constraints, TOP, noise)
-        means.append(fit([odd, *told[1:]]).predict([LAYOUTS[0]])[0].mean[0, 0])
+        odd = Observation(LAYOUTS[0], "complete", off, observations[0].constraints, TOP, noise)
+        means.append(fit([odd, *observations[1:]]).predict([LAYOUTS[0]])[0].mean[0, 0])
     assert means[1] < means[0]
 
 
 def test_targets_that_are_one_figure_share_one_model() -> None:
-    told = []
+    observations = []
     for layout in LAYOUTS[:20]:
         seen = whole(layout)
-        told.append(replace(seen, constraints={"memory": seen.objectives["memory"] - 4.0}))
-    objectives, constraints = fit(told).predict(LAYOUTS[20:30])
+        observations.append(replace(seen, constraints={"memory": seen.objectives["memory"] - 4.0}))
+    objectives, constraints = fit(observations).predict(LAYOUTS[20:30])
     assert constraints.mean[:, 0] == pytest.approx(objectives.mean[:, 2] - 4.0)
     assert constraints.sd[:, 0] == pytest.approx(objectives.sd[:, 2])
 
@@ -147,9 +149,9 @@ def test_sizes_are_those_of_the_layout() -> None:
 
 
 def test_near_pending_layouts_less_is_uncertain_and_all_is_expected_as_before() -> None:
-    told, pending, others = [whole(layout) for layout in LAYOUTS[:40]], LAYOUTS[40:44], LAYOUTS[44:60]
-    before = fit(told)
-    after = fit(told, tuned=before.tuned, pending=pending)
+    observations, pending, others = [whole(layout) for layout in LAYOUTS[:40]], LAYOUTS[40:44], LAYOUTS[44:60]
+    before = fit(observations)
+    after = fit(observations, tuned=before.tuned, pending=pending)
     for old, new in zip(before.predict([*pending, *others]), after.predict([*pending, *others]), strict=True):
         assert new.mean == pytest.approx(old.mean, abs=1e-5)
         assert (new.sd <= old.sd * (1 + 1e-9)).all()
@@ -179,24 +181,24 @@ def test_string_features_tell_what_stands_where() -> None:
 
 
 def test_figures_of_devices_start_from_sums_of_costs() -> None:
-    told, held_out = [whole(layout) for layout in LAYOUTS[:60]], LAYOUTS[100:]
-    surrogate = fit(told)
+    observations, held_out = [whole(layout) for layout in LAYOUTS[:60]], LAYOUTS[100:]
+    surrogate = fit(observations)
     assert surrogate.tuned["objective memory"].prices is not None
     truth = np.array([np.log(PROBLEM.truth(layout)["memory"]) for layout in held_out])
     errors = [
         float(np.sqrt(((model.predict(held_out)[0].mean[:, 2] - truth) ** 2).mean()))
-        for model in (fit(told, costs={}), surrogate)
+        for model in (fit(observations, costs={}), surrogate)
     ]
     assert errors[1] < 0.7 * errors[0] and errors[1] < 0.1 * truth.std()
 
 
 def test_quality_is_an_average_with_shares_that_knows_its_errors() -> None:
-    told, held_out = [whole(layout) for layout in LAYOUTS[:100]], LAYOUTS[100:]
-    surrogate = fit(told)
+    observations, held_out = [whole(layout) for layout in LAYOUTS[:100]], LAYOUTS[100:]
+    surrogate = fit(observations)
     tuning = surrogate.tuned["objective quality"]
     assert sum(tuning.shares) == pytest.approx(1) and len(tuning.shares) == len(tuning.members) <= 3
-    found = surrogate.predict(held_out)[0]
-    away = (np.array([PROBLEM.truth(layout)["quality"] for layout in held_out]) - found.mean[:, 0]) / found.sd[:, 0]
+    guess = surrogate.predict(held_out)[0]
+    away = (np.array([PROBLEM.truth(layout)["quality"] for layout in held_out]) - guess.mean[:, 0]) / guess.sd[:, 0]
     assert 0.6 < np.sqrt((away**2).mean()) < 1.6
 
 
@@ -210,8 +212,8 @@ def test_shares_go_to_what_predicts() -> None:
 @pytest.mark.parametrize("factor", [0.6, 1.0, 2.0])
 def test_doubt_is_how_much_larger_errors_are_than_stated(factor: float) -> None:
     errors = np.random.default_rng(1).normal(0, factor, 400)
-    found = _doubt(errors, np.full(400, 0.9999), np.full(400, 1e-4))
-    assert found == pytest.approx(max(1.0, factor), rel=0.12)
+    doubt = _doubt(errors, np.full(400, 0.9999), np.full(400, 1e-4))
+    assert doubt == pytest.approx(max(1.0, factor), rel=0.12)
 
 
 def in_parts(layout: Layout, parts: bool = True) -> Observation:
@@ -219,30 +221,31 @@ def in_parts(layout: Layout, parts: bool = True) -> Observation:
     rng = np.random.default_rng(int(layout.id[:8], 16))
     heads = sum(layer.mixers[0].kind == "gqa" for layer in layout.layers)
     exact, rough = np.log(layout.params.active / 1e7), 0.1 * heads + float(rng.normal(0, 0.3))
-    known = {"quality": {"lm": exact, "recall": rough}} if parts else {}
-    return Observation(layout, "complete", {"quality": exact + rough}, {}, TOP, parts=known)
+    units = {"quality": {"lm": exact, "recall": rough}} if parts else {}
+    return Observation(layout, "complete", {"quality": exact + rough}, {}, TOP, parts=units)
 
 
 def test_units_of_quality_have_models_of_their_own_that_add_up() -> None:
-    told, held_out = [in_parts(layout) for layout in LAYOUTS[:60]], LAYOUTS[100:]
-    surrogate = fit(told)
+    observations, held_out = [in_parts(layout) for layout in LAYOUTS[:60]], LAYOUTS[100:]
+    surrogate = fit(observations)
     names = {name for name in surrogate.tuned if "quality" in name}
     assert names == {"objective quality/lm", "objective quality/recall"}
-    noises = {name: min(each.noise for each in surrogate.tuned[name].members) for name in names}
+    noises = {name: min(member.noise for member in surrogate.tuned[name].members) for name in names}
     assert noises["objective quality/lm"] < 0.1 * noises["objective quality/recall"]
     truth = np.array([
         np.log(x.params.active / 1e7) + 0.1 * sum(layer.mixers[0].kind == "gqa" for layer in x.layers) for x in held_out
     ])  # fmt: skip
-    found = surrogate.predict(held_out)[0]
-    assert float(np.sqrt(((found.mean[:, 0] - truth) ** 2).mean())) < 0.25
-    assert (found.sd[:, 0] > 0).all()
+    guess = surrogate.predict(held_out)[0]
+    assert float(np.sqrt(((guess.mean[:, 0] - truth) ** 2).mean())) < 0.25
+    assert (guess.sd[:, 0] > 0).all()
 
 
 def test_quality_is_one_model_where_an_observation_lacks_its_units() -> None:
-    told = [in_parts(layout, parts=index > 0) for index, layout in enumerate(LAYOUTS[:20])]
-    assert "objective quality" in fit(told).tuned
+    observations = [in_parts(layout, parts=index > 0) for index, layout in enumerate(LAYOUTS[:20])]
+    assert "objective quality" in fit(observations).tuned
     rest = [
-        replace(each, objectives={"quality": each.objectives["quality"] + 1.0}) for each in map(in_parts, LAYOUTS[:20])
+        replace(observation, objectives={"quality": observation.objectives["quality"] + 1.0})
+        for observation in map(in_parts, LAYOUTS[:20])
     ]
     whole_mean = fit(rest).predict(LAYOUTS[20:40])[0].mean[:, 0]
     assert whole_mean == pytest.approx(

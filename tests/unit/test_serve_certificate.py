@@ -29,8 +29,8 @@ from nas.serve.client import known_servers
 
 def own(folder: Path) -> OwnCertificate:
     folder.mkdir(exist_ok=True)
-    made = Certificates(folder)
-    return OwnCertificate(made.certificate, made.key)
+    certificates = Certificates(folder)
+    return OwnCertificate(certificates.certificate, certificates.key)
 
 
 def test_both_files_are_needed() -> None:

@@ -105,9 +105,9 @@ def test_every_kind_and_every_choice_of_a_space_is_drawn(name: str) -> None:
 def test_mixed_space_proposes_every_kind_and_patched_llama_cpp_refuses_none(name: str) -> None:
     space = load_space(name)
     assert set().union(*map(kinds_of, seeds_of(name))) == set(MIXED[name])
-    (found,) = survey(space, draw_layouts(space))
-    assert found.admitted == found.stock + found.patched == found.sampled
-    assert found.patched > 0 and set(found.blocks) == set(MIXED[name])
+    (support,) = survey(space, draw_layouts(space))
+    assert support.admitted == support.stock + support.patched == support.sampled
+    assert support.patched > 0 and set(support.blocks) == set(MIXED[name])
 
 
 def test_xlstm_proposes_every_kind_pairs_included_and_both_runtimes_refuse_none() -> None:
@@ -119,8 +119,8 @@ def test_xlstm_proposes_every_kind_pairs_included_and_both_runtimes_refuse_none(
     )
     assert set().union(*map(kinds_of, seeds_of("xlstm"))) == set(XLSTM)
     drawn = draw_layouts(space)
-    for found in survey(space, drawn):
-        assert found.admitted == found.sampled == len(drawn)
+    for support in survey(space, drawn):
+        assert support.admitted == support.sampled == len(drawn)
     pairs = [layer for layout in drawn for layer in layout.layers if len(layer.mixers) > 1]
     assert {tuple(block.kind for block in layer.mixers) for layer in pairs} == {("mlstm", "swa")}
     hybrid = space.references.layouts()["hybrid"]
@@ -157,13 +157,13 @@ def test_two_runtimes_demo_is_the_demo_on_both_and_both_carry_it_proxies_include
 # By default the kinds of the largest space, which has those of the others.
 @pytest.mark.parametrize("name", mostly_exhaustive(MIXED, "lfm2-full"))
 def test_proxies_of_every_kind_train(name: str, tmp_path: Path) -> None:
-    space, layouts, left = load_space(name), seeds_of(name), set(MIXED[name])
+    space, layouts, kinds = load_space(name), seeds_of(name), set(MIXED[name])
     only = Rung(name="only", tasks={"selcopy": TaskStage(steps=2)})
     config = space.quality.model_copy(update={"rungs": (only,)})
-    while left:
-        layout = max(layouts, key=lambda layout: len(left & kinds_of(layout)))
-        assert left & kinds_of(layout)
-        left -= kinds_of(layout)
+    while kinds:
+        layout = max(layouts, key=lambda layout: len(kinds & kinds_of(layout)))
+        assert kinds & kinds_of(layout)
+        kinds -= kinds_of(layout)
         (job,) = rung_jobs(config, 0, layout, CorpusRef(source="default", hash="0" * 64))
         result = train(job, yield_hook=lambda: None, checkpoint_dir=tmp_path, device="cpu", log=print)
         assert all(math.isfinite(loss) for loss in result.losses.values()), layout.format()

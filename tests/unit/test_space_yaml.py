@@ -215,7 +215,7 @@ def test_good_file_is_read() -> None:
     ],
 )
 def test_mistake_is_told_with_its_line(old: str, new: str, line: str) -> None:
-    assert any(found.startswith(line) for found in with_change(old, new))
+    assert any(error.startswith(line) for error in with_change(old, new))
 
 
 def test_quality_may_have_budgets() -> None:
@@ -238,21 +238,21 @@ def test_quality_may_have_budgets() -> None:
 
 
 def test_seeds_of_a_task_differ() -> None:
-    (found,) = errors(GOOD + "quality: {rungs: [{name: top, tasks: {mqar: {steps: 3, seeds: [0, 0]}}}]}\n")
-    assert found.startswith("mine.yaml:31: quality.rungs.0.tasks.mqar.seeds: seeds must differ, not [0, 0]")
+    (line,) = errors(GOOD + "quality: {rungs: [{name: top, tasks: {mqar: {steps: 3, seeds: [0, 0]}}}]}\n")
+    assert line.startswith("mine.yaml:31: quality.rungs.0.tasks.mqar.seeds: seeds must differ, not [0, 0]")
 
 
 def test_impossible_budget_says_what_can_be_reached() -> None:
-    (found,) = with_change("min: 1M, max: 20M", "min: 10M, max: 20M")
-    assert "the choices reach 1,706,496 to 4,137,280 weights (total)" in found
+    (line,) = with_change("min: 1M, max: 20M", "min: 10M, max: 20M")
+    assert "the choices reach 1,706,496 to 4,137,280 weights (total)" in line
 
 
 def test_impossible_budget_of_a_space_of_usual_size_is_found() -> None:
     text = space_text("lfm2")
-    wanted = text.replace("total: {min: 300M, max: 380M}", "total: {min: 900B}")
-    assert wanted != text
+    variant = text.replace("total: {min: 300M, max: 380M}", "total: {min: 900B}")
+    assert variant != text
     with pytest.raises(InvalidInput, match="impossible parameter budget: the choices reach"):
-        parse_space(wanted, "lfm2.yaml")
+        parse_space(variant, "lfm2.yaml")
 
 
 ONE_CACHE, MANY_CACHES = "{heads: 8, kv_heads: 8}", "{heads: [1, 2, 4, 8], kv_heads: {min: 1, max: 999}}"
@@ -264,8 +264,8 @@ EXTREMES = [(ONE_CACHE, ONE_WIDTH, ONE_DEPTH), (MANY_CACHES, MANY_WIDTHS, MANY_D
 @pytest.mark.parametrize(
     ("mixers", "width", "depth"),
     [
-        pytest.param(*each, marks=[] if each in EXTREMES else pytest.mark.exhaustive)
-        for each in product((ONE_CACHE, MANY_CACHES), (ONE_WIDTH, MANY_WIDTHS), (ONE_DEPTH, MANY_DEPTHS))
+        pytest.param(*case, marks=[] if case in EXTREMES else pytest.mark.exhaustive)
+        for case in product((ONE_CACHE, MANY_CACHES), (ONE_WIDTH, MANY_WIDTHS), (ONE_DEPTH, MANY_DEPTHS))
     ],
 )
 def test_the_scan_for_reachable_counts_is_bounded(
@@ -312,8 +312,8 @@ def test_the_report_of_the_longest_run_fits_in_its_output() -> None:
 
 def test_missing_workloads_and_all_other_mistakes_are_listed_at_once() -> None:
     text = GOOD.replace("workloads:\n  chat: {prompt: 64, gen: 16}\n", "").replace("kernel: [3, 4]", "kernel: 1")
-    found = errors(text.replace("quantisation: q4_0", "quantization: q4_0"))
-    assert [line.split(": ")[1] for line in found] == [
+    lines = errors(text.replace("quantisation: q4_0", "quantization: q4_0"))
+    assert [line.split(": ")[1] for line in lines] == [
         "workloads",
         "mixers.conv.kernel",
         "runtimes.0.quantisation",
@@ -357,8 +357,8 @@ def test_hostile_text_is_refused_quickly(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "just words", "3"])
 def test_text_that_is_no_mapping_is_refused(text: str) -> None:
-    (found,) = errors(text)
-    assert found.startswith("mine.yaml:1: ")
+    (line,) = errors(text)
+    assert line.startswith("mine.yaml:1: ")
 
 
 @given(st.text() | st.builds(lambda a, b, c: GOOD[:a] + c + GOOD[b:], CUT, CUT, st.sampled_from(" :-[]{}&*<0x\n")))
@@ -457,10 +457,10 @@ def test_key_value_heads_may_name_the_heads() -> None:
     ],
 )
 def test_choices_that_no_layer_can_use_are_found(old: str, new: str, line: str) -> None:
-    (found,) = with_change(old, new)
-    assert found.startswith(line)
+    (error,) = with_change(old, new)
+    assert error.startswith(line)
 
 
 def test_a_wrong_list_of_layouts_hides_no_other_mistake() -> None:
-    found = errors(LISTED.replace("[C3*4 A8/2]", "[C3*4 A8/3]").replace("gen: 16", "gen: 0"))
-    assert [line.split(": ")[1] for line in found] == ["layouts.1", "workloads.chat.gen"]
+    lines = errors(LISTED.replace("[C3*4 A8/2]", "[C3*4 A8/3]").replace("gen: 16", "gen: 0"))
+    assert [line.split(": ")[1] for line in lines] == ["layouts.1", "workloads.chat.gen"]

@@ -149,14 +149,14 @@ def test_what_a_killed_process_left_behind_is_swept_up_once_it_is_old(
     store: Store, clock: StillClock, age: float
 ) -> None:
     clock.time = 1e9
-    kept = put_bytes(store, b"kept").sha256
+    digest = put_bytes(store, b"kept").sha256
     orphan = store.artifacts / "ab" / ("c" * 62)
     orphan.parent.mkdir()
     partial = store.artifacts / artifacts.INCOMING / "tmp123"
-    for path in (orphan, partial, artifacts.path(store, kept)):
+    for path in (orphan, partial, artifacts.path(store, digest)):
         path.write_bytes(b"kept")
         os.utime(path, (clock.time - age, clock.time - age))
     done = collect(store, 1000)
     assert done.files == (2 if age > ABANDONED_S else 0)
     assert orphan.exists() == partial.exists() == (age < ABANDONED_S)
-    assert artifacts.verify(store, kept)
+    assert artifacts.verify(store, digest)

@@ -132,9 +132,9 @@ def test_a_job_that_two_agents_take_from_each_other_waits_and_ends_with_its_hist
             take(store)
     assert waits[:-1] == [10.0, 20.0, 40.0]
     assert job is not None and (job.state, job.blame) == (JobState.FAILED, Blame.INFRASTRUCTURE)
-    told = outcomes.attempts_of_key(store, job.result_key)
-    assert [attempt.kind for attempt in told] == ["interrupted"] * MAX_FAILURES
-    assert {attempt.message for attempt in told} == {job.message}
+    attempts = outcomes.attempts_of_key(store, job.result_key)
+    assert [attempt.kind for attempt in attempts] == ["interrupted"] * MAX_FAILURES
+    assert {attempt.message for attempt in attempts} == {job.message}
     assert "'local' asked for work while it had the job" in (job.message or "")
     assert devices.history(store, "box", kind=DeviceEventKind.FAILURE) == []
 
@@ -169,8 +169,8 @@ def test_a_run_whose_lease_expired_is_one_failure_whatever_its_agent_says_later(
     late = Failure(kind=kind, message="killed", phase="running")
     for accepted in (True, False):
         assert outcomes.fail(store, job.id, "box", "local", 1, late).accepted is accepted
-    found = jobs.get(store, job.id)
-    assert found is not None and (found.state, found.blame) == (JobState.QUEUED, None)
+    row = jobs.get(store, job.id)
+    assert row is not None and (row.state, row.blame) == (JobState.QUEUED, None)
     assert len(outcomes.attempts_of_key(store, job.result_key)) == 1
     assert devices.get(store, "box").health is Health.GOOD
 

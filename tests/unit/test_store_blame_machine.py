@@ -44,7 +44,7 @@ class Telling:
 
 
 class Blames(RuleBasedStateMachine):
-    """Two devices with one job of each of two trials and one check; whatever ends is wanted again."""
+    """Two devices with one job of each of two trials and one check; whatever ends is queued again."""
 
     @initialize()
     def start(self) -> None:
@@ -118,9 +118,11 @@ class Blames(RuleBasedStateMachine):
         return job.id, job.device, f"agent-{job.device}", job.epoch or 0
 
     def failed(self, job: JobRow, *, telling: bool) -> None:
-        """The candidate is blamed where it failed before, and the device of that failure works since."""
-        before = [each for each in self.tellings if each.concerns(job) and each.at < self.passed[each.device]]
-        undone = [each for each in before if self.job(each.job).state is not JobState.DONE]
+        """The candidate is blamed where it failed before, and the device of that failure has worked since."""
+        before = [
+            failure for failure in self.tellings if failure.concerns(job) and failure.at < self.passed[failure.device]
+        ]
+        undone = [failure for failure in before if self.job(failure.job).state is not JobState.DONE]
         blamed = telling and job.kind is JobKind.MEASURE and bool(undone)
         assert (job.blame is Blame.CANDIDATE) == blamed
         if telling:
@@ -132,9 +134,9 @@ class Blames(RuleBasedStateMachine):
         assert row.health is not Health.GOOD
 
     def job(self, id: str) -> JobRow:
-        found = jobs.get(self.store, id)
-        assert found is not None
-        return found
+        row = jobs.get(self.store, id)
+        assert row is not None
+        return row
 
     @rule(box=BOX, outcome=st.sampled_from(CheckOutcome))
     def check(self, box: str, outcome: CheckOutcome) -> None:

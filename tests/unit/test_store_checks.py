@@ -157,10 +157,10 @@ def test_the_history_tells_what_led_there(store: Store, clock: StillClock) -> No
         break_down(store, clock)
     clock.time += outcomes.OFFLINE_S
     outcomes.expire(store)
-    told = [(event.kind.value, event.what) for event in reversed(devices.history(store, "box"))]
+    steps = [(event.kind.value, event.what) for event in reversed(devices.history(store, "box"))]
     failures = [("failure", "running")] * 3
-    assert [each for each in told if each[0] == "failure"] == failures
-    assert [each for each in told if each[0] != "failure"] == [
+    assert [step for step in steps if step[0] == "failure"] == failures
+    assert [step for step in steps if step[0] != "failure"] == [
         ("registered", "local"), ("check", "passed"), ("health", "good"), ("health", "unknown"), ("health", "bad"),
         ("state", "offline"),
     ]  # fmt: skip
@@ -180,9 +180,9 @@ def test_the_history_outlasts_the_study_and_is_bounded(store: Store, clock: Stil
     assert [event.what for event in devices.history(store, "box", kind=DeviceEventKind.FAILURE)] == ["running"]
     for _ in range(devices.LOG_KEPT + 5):
         end(store, UNSURE, "x" * 5000)
-    told = devices.history(store, "box", kind=DeviceEventKind.CHECK, limit=1000)
-    assert len(told) == devices.LOG_KEPT
-    assert len(told[0].reason or "") < 2000
+    checks = devices.history(store, "box", kind=DeviceEventKind.CHECK, limit=1000)
+    assert len(checks) == devices.LOG_KEPT
+    assert len(checks[0].reason or "") < 2000
     assert len(devices.history(store, "box", limit=7)) == 7
     assert devices.history(store, "box", kind=DeviceEventKind.FAILURE, limit=1)
     with pytest.raises(UnknownName):

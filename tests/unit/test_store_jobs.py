@@ -231,11 +231,11 @@ def test_a_cancelled_job_is_queued_again_as_it_is_wanted_now(store: Store, clock
     job = put(store, trial=(first, None), priority=1)
     jobs.cancel(store, [job.id])
     clock.time += 1
-    wanted = jobs.enqueue(store, key("a"), round_of("other"), device="box", trial=(second, 0), priority=7)
-    assert (wanted.id, wanted.state, wanted.study, wanted.trial) == (job.id, JobState.QUEUED, second, 0)
-    assert (wanted.priority, wanted.payload, wanted.updated) == (7, round_of("other"), clock.time)
+    row = jobs.enqueue(store, key("a"), round_of("other"), device="box", trial=(second, 0), priority=7)
+    assert (row.id, row.state, row.study, row.trial) == (job.id, JobState.QUEUED, second, 0)
+    assert (row.priority, row.payload, row.updated) == (7, round_of("other"), clock.time)
     again = jobs.enqueue(store, key("a"), round_of("third"), device="box", trial=(first, None), priority=9)
-    assert again == wanted, "one that is queued is shared as it is"
+    assert again == row, "one that is queued is shared as it is"
 
 
 @pytest.mark.sql

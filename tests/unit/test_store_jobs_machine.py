@@ -41,14 +41,14 @@ class Farm(RuleBasedStateMachine):
 
     @rule(name=st.integers(0, 4), box=st.sampled_from(BOXES), priority=st.integers(0, 1), kind=st.sampled_from(JobKind))
     def enqueue(self, name: int, box: str, priority: int, kind: JobKind) -> None:
-        known = jobs.get(self.store, f"{key(name)}.0")
+        predecessor = jobs.get(self.store, f"{key(name)}.0")
         job = jobs.enqueue(self.store, key(name), round_of(), device=box, priority=priority, kind=kind)
-        if known is None:
+        if predecessor is None:
             assert (job.state, job.device) == (JobState.QUEUED, box)
-        elif known.state is JobState.CANCELLED:
+        elif predecessor.state is JobState.CANCELLED:
             assert job.state is JobState.QUEUED
         else:
-            assert job == known
+            assert job == predecessor
 
     @rule(target=claims, box=st.sampled_from(BOXES))
     def claim(self, box: str) -> object:

@@ -29,10 +29,10 @@ def test_a_result_serves_trials_of_several_studies_and_costs_the_first(store: St
     results.put(store, key(2), "export", {}, seconds=2, trial=(one, 0))
     for _ in range(2):
         results.use(store, key(1), (one, 1))
-    served = {(number, each.key, each.stage) for number, rows in results.summaries(store, one).items() for each in rows}
+    served = {(number, row.key, row.stage) for number, rows in results.summaries(store, one).items() for row in rows}
     assert served == {(0, key(1), "train"), (0, key(2), "export"), (1, key(1), "train")}
     assert results.summaries(store, one, [1, 5]) == {1: results.summaries(store, one)[1]}
-    assert [each.first for each in results.summaries(store, one)[0]] == [True, True]
+    assert [row.first for row in results.summaries(store, one)[0]] == [True, True]
     assert [result.result_key for result in results.of_trial(store, two, 0)] == [key(1)]
     assert results.stage_seconds(store, one) == {"train": 9.0, "export": 2.0}
     assert results.stage_seconds(store, two) == {}

@@ -106,8 +106,8 @@ def test_a_database_of_the_first_revision_becomes_one_of_the_newest(tmp_path: Pa
     with open_store(tmp_path).read() as connection:
         context = MigrationContext.configure(connection, opts={"compare_server_default": True})
         assert compare_metadata(context, metadata) == []
-        (made,) = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = 'device_event'").one()
-    assert "AUTOINCREMENT" in made and "what VARCHAR(64)" in made and "ON DELETE CASCADE" in made
+        (definition,) = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = 'device_event'").one()
+    assert "AUTOINCREMENT" in definition and "what VARCHAR(64)" in definition and "ON DELETE CASCADE" in definition
 
 
 def test_an_older_database_without_studies_is_upgraded_at_once(tmp_path: Path, later: Callable[[], None]) -> None:

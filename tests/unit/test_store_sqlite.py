@@ -65,15 +65,15 @@ def test_secrets_and_tokens_are_not_in_the_database(tmp_path: Path) -> None:
 def test_the_next_job_is_found_without_sorting_the_queue(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     box = devices.get(store, add_device(store))
-    asked: list[tuple[str, Any]] = []
+    statements: list[tuple[str, Any]] = []
 
     def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        asked.append((statement, parameters))
+        statements.append((statement, parameters))
 
     with store.read() as connection:
         event.listen(connection, "before_cursor_execute", note)
         assert jobs.next_job(connection, box, 0.0) is None
-        statement, parameters = asked[-1]  # after that for reservations
+        statement, parameters = statements[-1]  # the one before it is for reservations
         plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
     assert len([step for step in plan if "ix_job_device_state_priority_created_id" in step]) == 2
     assert not [step for step in plan if "B-TREE" in step]

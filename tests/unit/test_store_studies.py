@@ -15,10 +15,10 @@ from nas.infra.store.store import Store
 
 @pytest.mark.sql
 def test_a_study_comes_back_as_it_was_made(store: Store) -> None:
-    made = studies.create(store, "lfm2.a-b_c", SPACE, seed=3, version="0.2.0")
-    assert made == studies.get(store, "lfm2.a-b_c") == studies.get(store, made.id)
-    assert (made.space, made.state, made.desired_state) == (SPACE, "new", "run")
-    assert made.scales is None and made.reference_point is None
+    study = studies.create(store, "lfm2.a-b_c", SPACE, seed=3, version="0.2.0")
+    assert study == studies.get(store, "lfm2.a-b_c") == studies.get(store, study.id)
+    assert (study.space, study.state, study.desired_state) == (SPACE, "new", "run")
+    assert study.scales is None and study.reference_point is None
 
 
 def test_names_are_unique_and_plain(store: Store) -> None:
@@ -148,7 +148,7 @@ def test_events_lead_to_a_status_that_is_what_derive_says(store: Store, clock: S
     for kind, payload in steps:
         clock.time += 1
         status = trials.add_event(store, study, 0, kind, payload)
-        log = [each for each in events.since(store, study) if each.trial == 0]
+        log = [event for event in events.since(store, study) if event.trial == 0]
         assert status == trials.get(store, study, 0).status == derive(log)
     assert status == TrialStatus(TrialState.STOPPED, 1, "not promoted")
     assert trials.get(store, study, 0).updated == clock.time

@@ -45,8 +45,8 @@ def test_the_limits_are_documented() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference/farm-health.md"
     rows = [line for line in page.read_text().splitlines() if line.startswith("| `")]
     documented = {line.split("|")[1].strip(): line for line in rows}
-    for each, limit in LIMITS.items():
-        assert f"{limit:g} s" in documented[f"`{each}`"]
+    for device_state, limit in LIMITS.items():
+        assert f"{limit:g} s" in documented[f"`{device_state}`"]
 
 
 def test_a_device_shows_how_far_its_job_has_come(store: Store) -> None:

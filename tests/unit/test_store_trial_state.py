@@ -59,8 +59,8 @@ def test_every_state_has_an_event_and_a_row_in_the_table() -> None:
 def test_fresh_seeds_may_find_a_complete_trial_infeasible() -> None:
     assert TRANSITIONS[TrialState.COMPLETE] == {TrialState.INFEASIBLE}
     status = TrialStatus(TrialState.COMPLETE, rung=2)
-    found = advance(status, Event(EventKind.INFEASIBLE, {"reason": "below the limit"}, trial=3))
-    assert found == TrialStatus(TrialState.INFEASIBLE, 2, "below the limit")
+    outcome = advance(status, Event(EventKind.INFEASIBLE, {"reason": "below the limit"}, trial=3))
+    assert outcome == TrialStatus(TrialState.INFEASIBLE, 2, "below the limit")
 
 
 def test_failed_and_cancelled_can_follow_anything_unfinished() -> None:

@@ -91,8 +91,8 @@ def test_pages_and_their_json_show_it_without_a_new_event(tmp_path: Path) -> Non
     visitor = lab.visitor(Role.OPERATE)
     assert visitor.page("/studies/study.json").json()["state"] == "running"
     lab.clock.sleep(leases.LEASE_S)
-    found = visitor.page("/studies/study.json").json()
-    assert (found["state"], found["reason"], found["resume"]) == ("interrupted", GONE, RESUME)
+    answer = visitor.page("/studies/study.json").json()
+    assert (answer["state"], answer["reason"], answer["resume"]) == ("interrupted", GONE, RESUME)
     for path in ("/studies/study", "/studies/study/now"):
         page = visitor.page(path).text
         assert GONE in page and RESUME in page
@@ -115,15 +115,15 @@ def test_a_study_is_resumed_without_naming_its_space(
 ) -> None:
     interrupted(lab)
     monkeypatch.setenv("NAS_DB", f"sqlite:///{tmp_path / 'nas.db'}")
-    asked: list[Any] = []
+    spaces: list[Any] = []
 
     def launch(options: LaunchOptions, *_: Any) -> StudyState:
-        asked.append(options.space)
+        spaces.append(options.space)
         raise StudyChanged("enough")
 
     monkeypatch.setattr("nas.cli.launch.launch", launch)
     monkeypatch.setattr("nas.cli.launch.support_filter", lambda space: None)
     assert nas("launch", "--study", "study", "--resume").code == 3
-    assert asked == [tiny_space()]
+    assert spaces == [tiny_space()]
     refused = nas("launch", "--study", "study")
     assert refused.code == 3 and "--space: required, except" in refused.err

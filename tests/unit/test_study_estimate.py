@@ -67,7 +67,7 @@ def complete(store: Store, study: int, layout: Layout, origin: Origin = "proposa
 
 
 def half_done(store: Store, space: SearchSpace, clock: StillClock, seconds: float, name: str = "now") -> int:
-    """A study of eight trials, of which both references and four trials are complete after so many seconds."""
+    """A study of eight trials, of which both references and four trials are complete after `seconds`."""
     study = begin(store, space, name, trials=8)
     for layout in space.references.layouts().values():
         complete(store, study, layout, "reference")
@@ -77,21 +77,21 @@ def half_done(store: Store, space: SearchSpace, clock: StillClock, seconds: floa
     return study
 
 
-def seconds(found: Estimate) -> dict[str, float]:
-    return {part.name: part.seconds.typical for part in found.parts}
+def seconds(forecast: Estimate) -> dict[str, float]:
+    return {part.name: part.seconds.typical for part in forecast.parts}
 
 
 def left(store: Store, workers: int = 1, name: str = "now") -> Estimate:
-    found = estimate_left(store, studies.get(store, name), workers)
-    assert found is not None
-    return found
+    forecast = estimate_left(store, studies.get(store, name), workers)
+    assert forecast is not None
+    return forecast
 
 
 def test_a_guess_is_called_a_guess(store: Store) -> None:
     for database in (None, store):
-        found = estimate(database, tiny_space(), 4, {"local": "box"}, workers=1)
-        assert found.based_on == ["a guess: too few trials have ended here yet"]
-        assert found.seconds.high == pytest.approx(9 * found.seconds.low)
+        forecast = estimate(database, tiny_space(), 4, {"local": "box"}, workers=1)
+        assert forecast.based_on == ["a guess: too few trials have ended here yet"]
+        assert forecast.seconds.high == pytest.approx(9 * forecast.seconds.low)
 
 
 def test_work_grows_with_trials_and_trainings_are_shared_by_workers() -> None:
@@ -105,23 +105,23 @@ def test_work_grows_with_trials_and_trainings_are_shared_by_workers() -> None:
 def test_a_study_half_done_takes_as_long_again(store: Store, clock: StillClock) -> None:
     space = tiny_space(**ALL_CLIMB)
     half_done(store, space, clock, 600.0)
-    found = left(store)
-    assert found.based_on == ["the pace of this study so far"]
-    assert "calibration" not in seconds(found)
+    forecast = left(store)
+    assert forecast.based_on == ["the pace of this study so far"]
+    assert "calibration" not in seconds(forecast)
     calibration_s = seconds(estimate(None, space, 8, {}, 1))["calibration"]
     work_s = sum(seconds(estimate(None, space, 8, {}, 1)).values()) - calibration_s
     pace = 600.0 / (calibration_s + work_s * 6 / 10)
-    assert found.seconds.typical == pytest.approx(pace * work_s * 4 / 10)
+    assert forecast.seconds.typical == pytest.approx(pace * work_s * 4 / 10)
 
 
 def test_earlier_studies_of_the_same_device_tell_the_pace(store: Store, clock: StillClock) -> None:
     space = tiny_space(**ALL_CLIMB)
     half_done(store, space, clock, 600.0, "earlier")
-    found = estimate(store, space, 8, {"local": "box"}, workers=1)
-    assert found.based_on == ["the pace of an earlier study here"]
-    assert sum(seconds(found).values()) == pytest.approx(found.seconds.typical)
+    forecast = estimate(store, space, 8, {"local": "box"}, workers=1)
+    assert forecast.based_on == ["the pace of an earlier study here"]
+    assert sum(seconds(forecast).values()) == pytest.approx(forecast.seconds.typical)
     begin(store, space, "now", 8)
-    assert left(store).based_on == found.based_on
+    assert left(store).based_on == forecast.based_on
     assert estimate(store, space, 8, {"local": "another"}, workers=1).based_on[0].startswith("a guess")
 
 
@@ -223,7 +223,7 @@ def test_nothing_is_left_once_all_have_ended(store: Store, clock: StillClock) ->
 
 def test_budgets_on_quality_refuse_nobody_before_the_top() -> None:
     space = tiny_space(**ALL_CLIMB | {"budgets": [{"metric": "quality", "min": "0.9x"}]})
-    bounded, free = (estimate(None, each, 8, {}, 1) for each in (space, tiny_space(**ALL_CLIMB)))
+    bounded, free = (estimate(None, variant, 8, {}, 1) for variant in (space, tiny_space(**ALL_CLIMB)))
     assert bounded.seconds == free.seconds
     assert "budgets on quality (assumed to be kept by all that reach the top rung)" in bounded.depends_on
     assert not any("keep their budgets" in condition for condition in bounded.depends_on)

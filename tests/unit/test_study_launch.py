@@ -67,7 +67,7 @@ def lease(store: Store, study: Study) -> StudyLease:
 
 
 def dead_holder() -> str:
-    """The name that a process had as a holder."""
+    """The holder name of a process that has died."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         holder = leases.new_holder(process.pid)
         process.kill()
@@ -155,7 +155,7 @@ def test_what_a_dead_process_left_queued_is_taken_back(store: Store, study: Stud
     calibration = jobs.enqueue(store, key("calibration"), round_of(), device="box", trial=(study.id, None))
     others = jobs.enqueue(store, key("others"), round_of(), device="box")
     lease(store, study)
-    states = {row.id: found.state for row in (ours, calibration, others) if (found := jobs.get(store, row.id))}
+    states = {row.id: job.state for row in (ours, calibration, others) if (job := jobs.get(store, row.id))}
     assert states == {ours.id: JobState.CANCELLED, calibration.id: JobState.CANCELLED, others.id: JobState.QUEUED}
 
 
@@ -331,7 +331,7 @@ def test_a_refused_resumption_says_why_and_keeps_the_study(store: Store, tmp_pat
 
 
 def interrupted(tmp_path: Path, **changes: Any) -> NasError:
-    """Launches a study whose devices cannot be reached, found after the inputs of a resumed study are compared."""
+    """Launches a study whose devices cannot be reached, which shows after a resumed study's inputs are compared."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(launch_module, "open_farm", unreachable)
         with pytest.raises((StudyChanged, InfrastructureFailed)) as caught:

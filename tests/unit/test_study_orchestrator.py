@@ -99,11 +99,11 @@ def bed(tmp_path: Path) -> Bed:
     return bed_of(tmp_path)
 
 
-def check(bed: Bed, wanted: int = TRIALS) -> None:
+def check(bed: Bed, expected: int = TRIALS) -> None:
     study = studies.get(bed.store, "study")
     rows, log = trials.all(bed.store, study.id), all_events(bed.store, study.id)
     assert study.state is StudyState.COMPLETE
-    assert [row.number for row in rows] == list(range(wanted + len(bed.space.references.layouts())))
+    assert [row.number for row in rows] == list(range(expected + len(bed.space.references.layouts())))
     assert all(row.status.terminal for row in rows), rows
     assert {row.status.state for row in rows if row.origin == "reference"} == {TrialState.COMPLETE}
     assert replay(bed.space, support_filter(bed.space), rows, log) == []
@@ -111,7 +111,7 @@ def check(bed: Bed, wanted: int = TRIALS) -> None:
         firsts = connection.exec_driver_sql("SELECT result_key FROM result_use WHERE first").scalars().all()
     assert max(Counter(firsts).values()) == 1
     report = study_report(bed.store, "study")
-    assert report["trials"]["proposed"] == wanted
+    assert report["trials"]["proposed"] == expected
     assert report["trials"]["failed"] == report["trials"]["running"] == 0
 
 
@@ -246,7 +246,7 @@ def test_a_host_on_which_nothing_works_ends_the_study(bed: Bed) -> None:
     assert proposed < 10
     bed.compute.fail = lambda stage, spec: None
     bed.run(proposed)
-    check(bed, wanted=proposed)
+    check(bed, expected=proposed)
 
 
 def test_a_reference_that_fails_ends_the_study(tmp_path: Path) -> None:
@@ -374,14 +374,14 @@ def test_noise_is_estimated_from_anchors_and_the_front_is_of_fresh_seeds(anchore
         assert scale["spreads"]["lm"][0] > 2 * LM_PRIOR.sd, "the anchors' noise counts, not the prior"
     report = study_report(anchored.store, "study")
     assert all(row["rescored"] and row["quality"]["n_seeds"] == 3 for row in report["front"])
-    left = [row for row in report["ranking"] if not row["rescored"]]
-    assert all(row["p_front"] < 0.2 and row["quality"]["n_seeds"] == 2 for row in left)
+    rest = [row for row in report["ranking"] if not row["rescored"]]
+    assert all(row["p_front"] < 0.2 and row["quality"]["n_seeds"] == 2 for row in rest)
     snapshot = Snapshots(anchored.store).get("study")
     (view,) = candidate_views(anchored.store, snapshot, [report["front"][0]["trial"]])
     assert view.objectives[0].rung == view.evaluations[-1].rung == "third, on fresh seeds"
     assert view.objectives[0].value == view.evaluations[-1].value != view.evaluations[-3].value
     sure = report["reliability"]
-    assert sure["rescored"] == len(report["ranking"]) - len(left)
+    assert sure["rescored"] == len(report["ranking"]) - len(rest)
     assert sure["seeds"] == 3
     assert 0 <= sure["front_noise"] <= 1 and sure["front_noise"] == snapshot.front_noise
     assert "re-scored on 3 fresh seeds" in sure["text"]
@@ -440,13 +440,13 @@ def test_what_is_said_of_a_front_is_of_a_second_measurement(anchored: Bed, monke
     rescored = [event.id for event in log if event.payload.get("what") == "rescored"]
     assert begun[0] < min(rescored), "named before fresh seeds tell anything"
     keys = {row.result for _, note in again for row in note.measurements}
-    first = {each.key for trial in record.named for each in record.records[trial].measurements.values()}
+    first = {measurement.key for trial in record.named for measurement in record.records[trial].measurements.values()}
     assert len(keys) == 3 * (1 + len(record.named)) and not keys & first
     said = study_report(bed.store, "study")["headline"]
     assert said["second"] and said["named"] == record.named[0] and said["confidence"] == 0.95
     assert [gain["objective"] for gain in said["gains"]] == ["quality", "latency", "memory"]
     (latency,) = (gain for gain in said["gains"] if gain["objective"] == "latency")
-    values = {trial: [note.measurements[0].figures["latency"].value for each, note in again if each == trial]
+    values = {trial: [note.measurements[0].figures["latency"].value for number, note in again if number == trial]
               for trial in (published, record.named[0])}  # fmt: skip
     ratio = geometric_mean(values[record.named[0]]) / geometric_mean(values[published])
     assert latency["change"] == pytest.approx(ratio - 1)
@@ -490,9 +490,9 @@ def test_an_anchor_that_cannot_be_trained_is_left_out(anchored: Bed, monkeypatch
     corpus = CorpusRef(source="default", hash="0" * 64)
     references = {
         Layout.from_json(job.layout).id
-        for each in anchored.space.references.layouts().values()
+        for layout in anchored.space.references.layouts().values()
         for rung in range(len(anchored.space.quality.rungs))
-        for job in rung_jobs(anchored.space.quality, rung, each, corpus)
+        for job in rung_jobs(anchored.space.quality, rung, layout, corpus)
     }
 
     def of_good_layouts(job: TrainJob, spec: Mapping[str, Any]) -> Any:
@@ -532,8 +532,8 @@ RECALLED = "quality.recall on the proxy"
 
 
 def recall_check(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    (found,) = (check for check in row["budgets"] if check["budget"] == "quality.recall")
-    return dict(found)
+    (budget,) = (check for check in row["budgets"] if check["budget"] == "quality.recall")
+    return dict(budget)
 
 
 @pytest.mark.usefixtures("recalling")
@@ -544,26 +544,28 @@ def test_a_candidate_that_recalls_too_little_at_the_top_is_infeasible(tmp_path: 
     study = StudySnapshot(read_study(bed.store, "study"))
     report = study_report(bed.store, "study")
     broken = [
-        each for each in study.records.values()
-        if each.trial.status.state is TrialState.INFEASIBLE and each.quality is not None
+        record for record in study.records.values()
+        if record.trial.status.state is TrialState.INFEASIBLE and record.quality is not None
     ]  # fmt: skip
     assert broken and report["ranking"]
-    for each in broken:
-        assert each.quality is not None and each.quality.recall is not None and each.quality.recall < 0.97
-        assert each.trial.status.reason == f"{RECALLED}: {each.quality.recall:.4g}, limit 0.97"
-        assert each.observation is not None and each.observation.status == "infeasible"
-        assert each.observation.constraints[RECALLED] == pytest.approx(0.97 - each.quality.recall)
+    for record in broken:
+        assert record.quality is not None and record.quality.recall is not None and record.quality.recall < 0.97
+        assert record.trial.status.reason == f"{RECALLED}: {record.quality.recall:.4g}, limit 0.97"
+        assert record.observation is not None and record.observation.status == "infeasible"
+        assert record.observation.constraints[RECALLED] == pytest.approx(0.97 - record.quality.recall)
         assert not any(
-            event.kind == "confirming" for event in all_events(bed.store, 1) if event.trial == each.trial.number
+            event.kind == "confirming" for event in all_events(bed.store, 1) if event.trial == record.trial.number
         )
-    assert {row["trial"] for row in report["ranking"]}.isdisjoint(each.trial.number for each in broken)
+    assert {row["trial"] for row in report["ranking"]}.isdisjoint(record.trial.number for record in broken)
     for row in report["ranking"]:
         assert row["quality"]["recall"] >= 0.97 and recall_check(row)["verdict"] == "feasible"
-    assert min(each.rungs["first"].recall for each in study.records.values() if each.rungs) < 0.97, "which stopped none"
-    (row,) = (each for each in report["budgets"] if each["name"] == "quality.recall")
+    assert min(record.rungs["first"].recall for record in study.records.values() if record.rungs) < 0.97, (
+        "which stopped none"
+    )
+    (row,) = (budget for budget in report["budgets"] if budget["name"] == "quality.recall")
     assert (row["limit"], row["ratio"], row["device"], row["written"]) == (0.97, 0.97, "", "0.97x")
     (view,) = candidate_views(bed.store, Snapshots(bed.store).get("study"), [broken[0].trial.number])
-    assert {each.name: each.verdict for each in view.budgets}[RECALLED] == "infeasible"
+    assert {budget.name: budget.verdict for budget in view.budgets}[RECALLED] == "infeasible"
 
 
 def fresh_bed(tmp_path: Path) -> Bed:
@@ -577,17 +579,17 @@ def test_fresh_seeds_decide_about_recall(tmp_path: Path) -> None:
     check(bed, 10)
     study = StudySnapshot(read_study(bed.store, "study"))
     fallen = [
-        each for each in study.records.values()
-        if each.rescored is not None and each.trial.status.state is TrialState.INFEASIBLE
+        record for record in study.records.values()
+        if record.rescored is not None and record.trial.status.state is TrialState.INFEASIBLE
     ]  # fmt: skip
     assert fallen
-    for each in fallen:
-        fresh = each.quality.recall if each.quality is not None else None
+    for record in fallen:
+        fresh = record.quality.recall if record.quality is not None else None
         assert fresh is not None and fresh < 0.97
-        assert each.trial.status.reason == f"on fresh seeds, {RECALLED}: {fresh:.4g}, limit 0.97"
-        assert each.trial.number in [done.trial for done in study.record.log.completions], "it was complete before"
-        assert each.trial.number not in study.counted
-        assert each.observation is not None and each.observation.status == "infeasible"
+        assert record.trial.status.reason == f"on fresh seeds, {RECALLED}: {fresh:.4g}, limit 0.97"
+        assert record.trial.number in [done.trial for done in study.record.log.completions], "it was complete before"
+        assert record.trial.number not in study.counted
+        assert record.observation is not None and record.observation.status == "infeasible"
     report = study_report(bed.store, "study")
     assert report["front"] and all(row["rescored"] for row in report["front"])
     assert all(row["quality"]["recall"] >= 0.97 for row in report["front"])
@@ -610,11 +612,11 @@ def test_recall_of_what_is_rescored_decides_at_the_end(tmp_path: Path, monkeypat
     assert bed.run(10) is StudyState.COMPLETE
     check(bed, 10)
     records = StudySnapshot(read_study(bed.store, "study")).records.values()
-    assert all(quality.recall is None for each in records for quality in each.rungs.values())
-    again = [each.rescored for each in records if each.rescored is not None]
-    assert {frozenset(each.per_seed) for each in again} == {frozenset({100, 101, 102})}
-    fallen = [each for each in records if each.rescored and each.trial.status.state is TrialState.INFEASIBLE]
-    assert fallen and all(f"on fresh seeds, {RECALLED}" in (each.trial.status.reason or "") for each in fallen)
+    assert all(quality.recall is None for record in records for quality in record.rungs.values())
+    again = [record.rescored for record in records if record.rescored is not None]
+    assert {frozenset(quality.per_seed) for quality in again} == {frozenset({100, 101, 102})}
+    fallen = [record for record in records if record.rescored and record.trial.status.state is TrialState.INFEASIBLE]
+    assert fallen and all(f"on fresh seeds, {RECALLED}" in (record.trial.status.reason or "") for record in fallen)
     report = study_report(bed.store, "study")
     assert report["front"] and all(row["quality"]["recall"] >= 0.97 for row in report["front"])
 

@@ -35,9 +35,9 @@ class Moody(BaseProposer):
 
     def propose(self, rng: Rng) -> tuple[Layout, str, tuple[str, ...]]:
         Moody.gate.wait(60)
-        told, pointed = len(self.log.told()), self.log.reference_point is not None
-        Moody.seen.append((told, pointed))
-        depth = 2 + (told + pointed) % 3
+        count, pointed = len(self.log.told()), self.log.reference_point is not None
+        Moody.seen.append((count, pointed))
+        depth = 2 + (count + pointed) % 3
         widths = (256, 320, 384, 448, 512)
         ffn = widths[int(rng.integers(len(widths)))]
         mixers = " ".join(["A2/1", *(f"C{int(rng.integers(3, 5))}" for _ in range(depth - 1))])
@@ -54,13 +54,13 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
 
 
 def asker(bed: Bed, ledger: Ledger) -> ProposalDriver:
-    made = ProposalDriver(bed.space, lambda layout: True, bed.folder / "lock")
-    made.resume(ledger.trials(), ledger.recall())
-    return made
+    driver = ProposalDriver(bed.space, lambda layout: True, bed.folder / "lock")
+    driver.resume(ledger.trials(), ledger.recall())
+    return driver
 
 
-def next_trial(each: ProposalDriver, ledger: Ledger) -> Trial:
-    trial = asyncio.run(each.next(ledger))
+def next_trial(driver: ProposalDriver, ledger: Ledger) -> Trial:
+    trial = asyncio.run(driver.next(ledger))
     assert trial is not None
     return trial
 
@@ -89,13 +89,13 @@ def test_a_study_of_an_older_engine_is_resumed_and_says_so(bed: Bed, monkeypatch
 
 def test_a_log_with_everything_in_it_replays(bed: Bed) -> None:
     ledger = bed.ledger()
-    each = asker(bed, ledger)
-    first = next_trial(each, ledger)
-    each.tell(ledger, first.number, running(first))
-    next_trial(each, ledger)
-    each.fix_reference_point(ledger, POINT_OF_TINY)
-    each.fix_reference_point(ledger, POINT_OF_TINY)
-    next_trial(each, ledger)
+    driver = asker(bed, ledger)
+    first = next_trial(driver, ledger)
+    driver.tell(ledger, first.number, running(first))
+    next_trial(driver, ledger)
+    driver.fix_reference_point(ledger, POINT_OF_TINY)
+    driver.fix_reference_point(ledger, POINT_OF_TINY)
+    next_trial(driver, ledger)
     assert Moody.seen == [(0, False), (1, False), (1, True)]
     assert differences(bed, ledger) == []
     assert [event.payload.get("what") for event in ledger.events()].count(ReferencePointFixed.what) == 1
@@ -103,10 +103,10 @@ def test_a_log_with_everything_in_it_replays(bed: Bed) -> None:
 
 def test_a_log_that_lacks_something_does_not(bed: Bed) -> None:
     ledger = bed.ledger()
-    each = asker(bed, ledger)
-    first = next_trial(each, ledger)
-    each.tell(ledger, first.number, running(first))
-    next_trial(each, ledger)
+    driver = asker(bed, ledger)
+    first = next_trial(driver, ledger)
+    driver.tell(ledger, first.number, running(first))
+    next_trial(driver, ledger)
     untold = [event for event in ledger.events() if event.payload.get("what") != Observed.what]
     (line,) = differences(bed, ledger, untold)
     assert line.startswith("trial 1: d128")
@@ -122,34 +122,34 @@ def test_a_log_of_another_engine_is_no_log_of_this_one(bed: Bed, monkeypatch: py
 
 def test_what_comes_while_it_is_asked_is_told_and_logged_afterwards(bed: Bed) -> None:
     ledger = bed.ledger()
-    each = asker(bed, ledger)
-    first = next_trial(each, ledger)
+    driver = asker(bed, ledger)
+    first = next_trial(driver, ledger)
     Moody.gate.clear()
 
     async def go() -> None:
-        asking = asyncio.create_task(each.next(ledger))
+        asking = asyncio.create_task(driver.next(ledger))
         await asyncio.sleep(0.05)
-        each.tell(ledger, first.number, running(first))
-        each.fix_reference_point(ledger, POINT_OF_TINY)
+        driver.tell(ledger, first.number, running(first))
+        driver.fix_reference_point(ledger, POINT_OF_TINY)
         Moody.gate.set()
         await asking
 
     asyncio.run(go())
     assert Moody.seen[-1] == (0, False)
     kinds = [(event.kind, event.payload.get("what")) for event in ledger.events()]
-    asked = max(i for i, (kind, _) in enumerate(kinds) if kind is EventKind.PROPOSED)
-    assert kinds.index((EventKind.PROGRESS, Observed.what)) > asked
-    assert kinds.index((EventKind.STUDY, ReferencePointFixed.what)) > asked
-    next_trial(each, ledger)
+    position = max(i for i, (kind, _) in enumerate(kinds) if kind is EventKind.PROPOSED)
+    assert kinds.index((EventKind.PROGRESS, Observed.what)) > position
+    assert kinds.index((EventKind.STUDY, ReferencePointFixed.what)) > position
+    next_trial(driver, ledger)
     assert Moody.seen[-1] == (1, True)
     assert differences(bed, ledger) == []
 
 
 def test_a_later_process_goes_on_where_the_log_ends(bed: Bed) -> None:
-    def half(ledger: Ledger, each: ProposalDriver) -> None:
-        trial = next_trial(each, ledger)
-        each.tell(ledger, trial.number, running(trial))
-        each.fix_reference_point(ledger, POINT_OF_TINY)
+    def half(ledger: Ledger, driver: ProposalDriver) -> None:
+        trial = next_trial(driver, ledger)
+        driver.tell(ledger, trial.number, running(trial))
+        driver.fix_reference_point(ledger, POINT_OF_TINY)
 
     ledger = bed.ledger()
     half(ledger, asker(bed, ledger))
@@ -162,26 +162,26 @@ def test_a_later_process_goes_on_where_the_log_ends(bed: Bed) -> None:
 
 def test_the_same_is_told_once(bed: Bed) -> None:
     ledger = bed.ledger()
-    each = asker(bed, ledger)
-    trial = next_trial(each, ledger)
+    driver = asker(bed, ledger)
+    trial = next_trial(driver, ledger)
     for latency in (0.1, 0.2, 0.1):
-        each.tell(ledger, trial.number, running(trial, latency))
+        driver.tell(ledger, trial.number, running(trial, latency))
     assert [event.payload.get("what") for event in ledger.events()].count(Observed.what) == 2
 
 
 def test_a_withdrawn_proposal_is_not_pending_and_is_told_again_if_it_runs_after_all(bed: Bed) -> None:
     ledger = bed.ledger()
-    each = asker(bed, ledger)
-    trial = next_trial(each, ledger)
-    each.tell(ledger, trial.number, running(trial))
+    driver = asker(bed, ledger)
+    trial = next_trial(driver, ledger)
+    driver.tell(ledger, trial.number, running(trial))
     layout = Layout.from_json(trial.layout)
     withdrawn = Observation(layout, "withdrawn", {"latency": 0.1})
     for _ in range(2):
-        each.tell(ledger, trial.number, withdrawn)
-    search = each._proposer
+        driver.tell(ledger, trial.number, withdrawn)
+    search = driver._proposer
     assert isinstance(search, Moody)
     assert (search.log.pending(), search.log.told()) == ([], [withdrawn])
-    next_trial(each, ledger)
+    next_trial(driver, ledger)
     ledger = bed.ledger()
     later = asker(bed, ledger)
     later.tell(ledger, trial.number, running(trial))
@@ -193,8 +193,8 @@ def test_a_withdrawn_proposal_is_not_pending_and_is_told_again_if_it_runs_after_
 def test_an_exhausted_space_is_no_error(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Moody, "ask", lambda self, count: [])
     ledger = bed.ledger()
-    each = asker(bed, ledger)
-    assert asyncio.run(each.next(ledger)) is None
+    driver = asker(bed, ledger)
+    assert asyncio.run(driver.next(ledger)) is None
     assert ledger.trials() == []
 
 

@@ -81,7 +81,7 @@ def taps(layout: Layout) -> int:
 
 
 class DualBed(Bed):
-    """With a second runtime, as slow as its layouts are wide: what counts on the one does not on the other."""
+    """With a second runtime on the same device."""
 
     other: FakeRuntime
 
@@ -97,25 +97,25 @@ class DualBed(Bed):
 
 
 def bed(folder: Path, other: type[FakeRuntime] = FakeRuntime, **changes: Any) -> DualBed:
-    made = DualBed(
+    dual_bed = DualBed(
         open_store(folder, SystemClock()), folder, tiny_space(**(SPACE | changes)), FakeRuntime(folder / "fake")  # type: ignore[arg-type]
     )  # fmt: skip
-    made.other = other(folder / "other", name="other", slowdown=3.0)
-    RUNTIMES.add("other", made.other)
-    return made
+    dual_bed.other = other(folder / "other", name="other", slowdown=3.0)
+    RUNTIMES.add("other", dual_bed.other)
+    return dual_bed
 
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DualBed, Mapping[str, Any]]]:
     """A study whose second runtime cannot export what has four taps."""
-    made = bed(tmp_path_factory.mktemp("dual"), Fragile)
-    assert made.run(TRIALS) is StudyState.COMPLETE
-    yield made, study_report(made.store, "study")
+    dual_bed = bed(tmp_path_factory.mktemp("dual"), Fragile)
+    assert dual_bed.run(TRIALS) is StudyState.COMPLETE
+    yield dual_bed, study_report(dual_bed.store, "study")
 
 
 def test_a_broken_export_is_its_candidate_s_failure_and_no_other_s(broken: tuple[DualBed, Mapping[str, Any]]) -> None:
-    made, report = broken
-    rows = [row for row in trials.all(made.store, 1) if row.origin != "reference"]
+    dual_bed, report = broken
+    rows = [row for row in trials.all(dual_bed.store, 1) if row.origin != "reference"]
     failed = [row for row in rows if row.status.state is TrialState.FAILED]
     assert failed and len(rows) == TRIALS
     for row in rows:
@@ -131,7 +131,10 @@ def test_every_trial_on_the_ranking_was_measured_on_both(broken: tuple[DualBed, 
     _, report = broken
     published = next(row for row in report["references"] if row["name"] == "published")
     for row in [*report["ranking"], published]:
-        places = {tuple(taken["place"].values()): taken["figures"]["latency"]["value"] for taken in row["measurements"]}
+        places = {
+            tuple(measurement["place"].values()): measurement["figures"]["latency"]["value"]
+            for measurement in row["measurements"]
+        }
         assert places.keys() == {("local", "fake", "chat"), ("local", "other", "chat")}
         # The second is three times as slow as the first throughout, so ratios to the reference are the same.
         assert places["local", "other", "chat"] == pytest.approx(3 * places["local", "fake", "chat"], rel=1e-3)
@@ -153,7 +156,7 @@ def test_show_tells_how_far_the_runtimes_agree(
 ) -> None:
     _, report = broken
     assert json.loads(json.dumps(report["agreement"], allow_nan=False)) == report["agreement"]
-    by_metric = {each["metric"]: each for each in report["agreement"]}
+    by_metric = {row["metric"]: row for row in report["agreement"]}
     latency = by_metric["latency"]
     assert latency["runtimes"] == ["fake", "other"]
     measured = [row for row in report["references"] + report["ranking"]]
@@ -202,32 +205,32 @@ class Crashing(FakeRuntime):
 
 
 def test_what_fails_in_one_place_is_not_measured_on_in_another(tmp_path: Path) -> None:
-    made = bed(tmp_path, Crashing)
-    made.jobs = jobs = Stuck(made.store)
-    assert made.run(1) is StudyState.COMPLETE
-    (row,) = [row for row in trials.all(made.store, 1) if row.origin != "reference"]
+    dual_bed = bed(tmp_path, Crashing)
+    dual_bed.jobs = jobs = Stuck(dual_bed.store)
+    assert dual_bed.run(1) is StudyState.COMPLETE
+    (row,) = [row for row in trials.all(dual_bed.store, 1) if row.origin != "reference"]
     assert row.status.state is TrialState.FAILED
     assert row.status.reason is not None and row.status.reason.startswith("crash:")
     assert jobs.cancelled == 1
 
 
 def test_a_worker_that_dies_beside_a_broken_export_does_not_hide_it(tmp_path: Path) -> None:
-    made = bed(tmp_path, Fragile)
+    dual_bed = bed(tmp_path, Fragile)
 
     def die(stage: str, spec: Mapping[str, Any]) -> None:
         if stage == "export" and spec["runtime"] == "fake" and taps(Layout.from_json(spec["layout"])) == BROKEN:
             raise InfrastructureFailed("a worker died")
 
-    made.compute.fail = die
-    assert made.run(TRIALS) is StudyState.COMPLETE
-    failed = [row for row in trials.all(made.store, 1) if row.status.state is TrialState.FAILED]
+    dual_bed.compute.fail = die
+    assert dual_bed.run(TRIALS) is StudyState.COMPLETE
+    failed = [row for row in trials.all(dual_bed.store, 1) if row.status.state is TrialState.FAILED]
     assert failed and not any(row.status.retryable for row in failed)
 
 
 def test_a_graph_that_is_wrong_on_one_runtime_is_found_though_the_other_is_right(tmp_path: Path) -> None:
-    made = bed(tmp_path, Wrong)
+    dual_bed = bed(tmp_path, Wrong)
     with pytest.raises(NasError, match=r"the .* reference failed.*differ from PyTorch by 50"):
-        made.run(2)
+        dual_bed.run(2)
 
 
 class Quantised(FakeRuntime):
@@ -268,9 +271,9 @@ def quantised_space(**changes: Any) -> SearchSpace:
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     folder = tmp_path_factory.mktemp("quantised")
     runtime = Quantised(folder / "fake", quantisations=("q4_0", "f16"))
-    made = QuantisedBed(open_store(folder, SystemClock()), folder, quantised_space(), runtime)
-    assert made.run(6) is StudyState.COMPLETE
-    yield made.store
+    quantised_bed = QuantisedBed(open_store(folder, SystemClock()), folder, quantised_space(), runtime)
+    assert quantised_bed.run(6) is StudyState.COMPLETE
+    yield quantised_bed.store
 
 
 def test_two_quantisations_of_a_runtime_have_their_own_figures(quantised: Store) -> None:

@@ -44,7 +44,7 @@ def test_a_damaged_checkpoint_is_trained_again(tmp_path: Path) -> None:
         workers = 1
 
         async def run(self, work: Any, spec: Any, kind: str = "short") -> Outcome:
-            (job,) = (TrainJob.model_validate(each) for each in spec["jobs"])
+            (job,) = (TrainJob.model_validate(fields) for fields in spec["jobs"])
             trained.append(job.key)
             return {
                 "value": {job.key: {"value": inline_study.trained(job, spec).model_dump(mode="json")}},

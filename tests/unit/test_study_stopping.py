@@ -15,8 +15,8 @@ LITTLE, MUCH, UNKNOWN = (Expected(gain, 1.0, 4) for gain in (0.001, 0.1, None))
 
 
 def rule(rules: StopRules, expected: Sequence[Expected] = (), proposed: int = 5, hours: float = 1.0) -> str | None:
-    found = stop_reason(rules, proposed=proposed, trials=10, hours=hours, expected=expected)
-    return found and found.rule
+    reason = stop_reason(rules, proposed=proposed, trials=10, hours=hours, expected=expected)
+    return reason and reason.rule
 
 
 def test_without_rules_trials_alone_end_it() -> None:

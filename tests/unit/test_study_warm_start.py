@@ -45,9 +45,9 @@ def earlier(ledger: Ledger) -> list[Observation]:
 def test_the_same_space_takes_all_that_ended(bed: Bed) -> None:
     bed.run(6)
     ledger, said = begin(bed, "study")
-    found = earlier(ledger)
-    assert len(found) == 7 and all(seen.status != "running" for seen in found)
-    complete = [seen for seen in found if seen.status == "complete"]
+    observations = earlier(ledger)
+    assert len(observations) == 7 and all(seen.status != "running" for seen in observations)
+    complete = [seen for seen in observations if seen.status == "complete"]
     assert all(seen.objectives.keys() == {"quality", "latency", "memory"} for seen in complete)
     assert "study: 7 layouts with latency, memory, quality, decode_p50@chat on local/fake" in said[0]
     assert "1 outside this space" in said[0]  # the attention-only reference
@@ -61,13 +61,13 @@ def test_a_study_that_learnt_is_resumed_and_replayed(bed: Bed) -> None:
     bed.run(4)
     ledger, _ = begin(bed, "study")
 
-    async def go(wanted: int) -> Proposer:
-        orchestrator = bed.orchestrator(bed.ledger(name="second"), wanted)
+    async def go(count: int) -> Proposer:
+        orchestrator = bed.orchestrator(bed.ledger(name="second"), count)
         await orchestrator.run()
         return orchestrator._proposals._proposer
 
-    for wanted in (3, 5):
-        state = asyncio.run(go(wanted)).state()
+    for count in (3, 5):
+        state = asyncio.run(go(count)).state()
         assert len(state["earlier"]) == 5
     rows, log = trials.all(bed.store, ledger.study.id), all_events(bed.store, ledger.study.id)
     assert len(rows) == 7
@@ -100,8 +100,8 @@ def test_figures_of_another_build_or_corpus_are_not_shared() -> None:
         return BoundSpace.of(tiny_space(), [Event(EventKind.STUDY, payload, None, 1) for payload in (calibrated, used)])
 
     def common(build: str, corpus: str) -> tuple[set[str], int]:
-        found = SharedNames.between(bound("a", "b"), bound(build, corpus))
-        return set(found.objectives), len(found.budgets)
+        names = SharedNames.between(bound("a", "b"), bound(build, corpus))
+        return set(names.objectives), len(names.budgets)
 
     assert common("a", "b") == ({"quality", "latency", "memory"}, 2)
     assert common("other", "b") == ({"quality"}, 0)
@@ -113,8 +113,8 @@ def test_an_excess_is_told_for_the_new_limit() -> None:
     common, name = shared({}, tighter), "peak_rss@chat on local/fake"
     layout = tiny_space().references.layouts()["attention"]
     fits = Observation(layout, "complete", {"quality": -1.0}, {name: math.log(1.5 / 2)}, 2)
-    told = common.translate(fits)
-    assert told.status == "infeasible" and told.constraints == {name: pytest.approx(math.log(1.5))}
+    observation = common.translate(fits)
+    assert observation.status == "infeasible" and observation.constraints == {name: pytest.approx(math.log(1.5))}
     back = SharedNames.between(
         BoundSpace(SearchSpace.model_validate(TINY | tighter), ANYWHERE), BoundSpace(tiny_space(), ANYWHERE)
     ).translate(Observation(layout, "infeasible", {}, {name: math.log(1.5)}))
@@ -128,8 +128,8 @@ def test_an_excess_of_quality_is_told_for_the_new_limit() -> None:
     common, name = shared(was, now), "quality on the proxy"
     layout = tiny_space().references.layouts()["attention"]
     fits = Observation(layout, "complete", {"quality": -0.92}, {name: 0.9 - 0.92}, 2)
-    told = common.translate(fits)
-    assert told.status == "infeasible" and told.constraints == {name: pytest.approx(0.95 - 0.92)}
+    observation = common.translate(fits)
+    assert observation.status == "infeasible" and observation.constraints == {name: pytest.approx(0.95 - 0.92)}
     assert common.translate(replace(fits, status="stopped", rung=0)).status == "stopped"
     attention = TINY["references"]["attention"]
     other = {"references": {"published": attention, "attention": TINY["references"]["published"]}}
@@ -140,9 +140,9 @@ def test_layouts_outside_the_new_space_are_left_out_and_said(bed: Bed) -> None:
     bed.run(6)
     bed.space = tiny_space(model=TINY["model"] | {"depth": 3})
     ledger, said = begin(bed, "study")
-    found = earlier(ledger)
-    assert 0 < len(found) < 8 and {seen.layout.depth for seen in found} == {3}
-    assert f"{8 - len(found)} outside this space" in said[0]
+    observations = earlier(ledger)
+    assert 0 < len(observations) < 8 and {seen.layout.depth for seen in observations} == {3}
+    assert f"{8 - len(observations)} outside this space" in said[0]
 
 
 def test_a_study_needs_another_one_that_is_there(bed: Bed) -> None:

@@ -331,7 +331,7 @@ def test_installed_packages_give_code_and_prose(tmp_path: Path) -> None:
 
 
 def test_installed_packages_are_those_that_hilnas_requires() -> None:
-    names = [each.name.lower().replace("_", "-").replace(".", "-") for each in installed.distributions()]
+    names = [package.name.lower().replace("_", "-").replace(".", "-") for package in installed.distributions()]
     assert {"torch", "numpy", "pydantic-core"} <= set(names)
     assert "hilnas" not in names
     assert names == sorted(names)

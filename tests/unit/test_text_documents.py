@@ -137,7 +137,7 @@ def test_every_format_gives_the_same_documents_in_every_command(entry: str, lab:
     path, expected = folder / entry, lab / "text"
 
     (source,), (reference,) = read_sources([path], 0.2), read_sources([expected], 0.2)
-    assert [document.parts() for document in source.documents] == [each.parts() for each in reference.documents]
+    assert [document.parts() for document in source.documents] == [document.parts() for document in reference.documents]
     assert source.hash == reference.hash
 
     assert launched(folder, entry) == launched(expected, "*.txt")

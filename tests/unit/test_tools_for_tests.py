@@ -78,9 +78,9 @@ def test_the_report_names_one_line_that_adds_them(
     for name in (*tools_for_tests.DEVICE_TOOLS, "initdb", "nginx", "espeak-ng"):
         put(programs, name)
     assert tools_for_tests.main("report") == 0
-    told = capsys.readouterr().err.splitlines()
-    assert [re.findall(r"group (\w+)", line) for line in told] == [["browser"], ["arm64"], []]
-    assert told[-1].endswith(": apt install chromium qemu-user-static libstdc++6-arm64-cross")
+    lines = capsys.readouterr().err.splitlines()
+    assert [re.findall(r"group (\w+)", line) for line in lines] == [["browser"], ["arm64"], []]
+    assert lines[-1].endswith(": apt install chromium qemu-user-static libstdc++6-arm64-cross")
     monkeypatch.setenv("CI", "true")
     assert tools_for_tests.main("report") == 1
 
@@ -102,9 +102,9 @@ def test_root_on_debian_installs_what_is_missing_and_says_so(
         "-qq install -y chromium",
         "-qq install -y qemu-user-static libstdc++6-arm64-cross",
     ]
-    told = capsys.readouterr().err
-    assert "installing chromium (apt-get), for tests that look at pages" in told
-    assert "left out: those that look at pages in Chromium" in told and "arm64)" not in told
+    output = capsys.readouterr().err
+    assert "installing chromium (apt-get), for tests that look at pages" in output
+    assert "left out: those that look at pages in Chromium" in output and "arm64)" not in output
 
 
 def test_others_install_nothing(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

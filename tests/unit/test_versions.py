@@ -66,13 +66,13 @@ ROUNDED = 5e-4
 def check(name: str, version: object, result: Any, rel: float = 1e-9) -> None:
     """Compares a result with the recorded one, numbers to `rel`; `name` is the constant's, with its module."""
     recorded = json.loads(PINNED.read_text())
-    known = recorded.get(name, {"version": None, "result": None})
+    pin = recorded.get(name, {"version": None, "result": None})
     # What a JSON file holds, too.
     result = json.loads(json.dumps(result))
-    same = alike(result, known["result"], rel)
-    if same and version == known["version"]:
+    same = alike(result, pin["result"], rel)
+    if same and version == pin["version"]:
         return
-    raised = version != known["version"]
+    raised = version != pin["version"]
     if os.environ.get("HILNAS_REPIN") == "1" and raised:
         PINNED.write_text(json.dumps(recorded | {name: {"version": version, "result": result}}, indent=1) + "\n")
         return
@@ -81,7 +81,7 @@ def check(name: str, version: object, result: Any, rel: float = 1e-9) -> None:
     pytest.fail(
         f"a fixed input gives another result under the same {name} = {version!r}, so stored results would stand for "
         "what this code does not give. If that is not wanted, mend the code; if it is, raise the constant, then run "
-        f"HILNAS_REPIN=1 pytest {__file__}\nresult: {json.dumps(result)}\nrecorded: {json.dumps(known['result'])}"
+        f"HILNAS_REPIN=1 pytest {__file__}\nresult: {json.dumps(result)}\nrecorded: {json.dumps(pin['result'])}"
     )
 
 
@@ -135,8 +135,8 @@ def test_proxy_trainings(kind: str, tmp_path: Path, text: Path) -> None:
         clip=1.0, ema=0.9, seed=1,
     )  # fmt: skip
     result = train(job, yield_hook=lambda: None, checkpoint_dir=tmp_path, device="cpu", log=print, threads=1)
-    found = {"losses": [*result.losses.values()], "scores": [*result.scores.values()], "curve": result.curve}
-    check(f"nas.search.proxy.job.TRAINER_VERSION ({kind})", TRAINER_VERSION, found, ROUNDED)
+    figures = {"losses": [*result.losses.values()], "scores": [*result.scores.values()], "curve": result.curve}
+    check(f"nas.search.proxy.job.TRAINER_VERSION ({kind})", TRAINER_VERSION, figures, ROUNDED)
 
 
 def test_scores_after_quantisation(tmp_path: Path, text: Path) -> None:
@@ -151,11 +151,11 @@ def test_scores_after_quantisation(tmp_path: Path, text: Path) -> None:
 
 
 def test_batches_of_tasks() -> None:
-    found = {}
+    digests = {}
     for name in ("selcopy", "induction", "mqar"):
         parts = make_task(name, {}).batch(np.random.default_rng(5), 16)
-        found[name] = digest(b"".join(part.astype("<i8").tobytes() for part in parts))
-    check("nas.search.proxy.tasks.SUITE_VERSION", SUITE_VERSION, found)
+        digests[name] = digest(b"".join(part.astype("<i8").tobytes() for part in parts))
+    check("nas.search.proxy.tasks.SUITE_VERSION", SUITE_VERSION, digests)
 
 
 def test_member_trainings(tmp_path: Path, text: Path) -> None:
@@ -163,28 +163,28 @@ def test_member_trainings(tmp_path: Path, text: Path) -> None:
     settings = SETTINGS.model_copy(update={"tokens": 6 * 256})
     training = pretraining(tmp_path / "run", text, tokenizer, settings)
     state = training.run()
-    found = {"losses": state.losses.tolist(), "bits_per_byte": training.score()}
-    check("nas.train.pretrain.member_training.TRAINER_VERSION", member_training.TRAINER_VERSION, found, ROUNDED)
+    figures = {"losses": state.losses.tolist(), "bits_per_byte": training.score()}
+    check("nas.train.pretrain.member_training.TRAINER_VERSION", member_training.TRAINER_VERSION, figures, ROUNDED)
 
 
 def test_tokens_of_members(tmp_path: Path, text: Path) -> None:
     pretraining(tmp_path / "run", text, write_tokenizer(tmp_path / "tokenizer.json", text))
     files = sorted((tmp_path / "cache" / "tokens").glob("*/*.bin"))
-    found = sorted(digest(file.read_bytes()) for file in files)
-    assert found
-    check("nas.train.pretrain.data.TOKENS_VERSION", pretrain_data.TOKENS_VERSION, found)
+    digests = sorted(digest(file.read_bytes()) for file in files)
+    assert digests
+    check("nas.train.pretrain.data.TOKENS_VERSION", pretrain_data.TOKENS_VERSION, digests)
 
 
 def test_released_weights(tmp_path: Path) -> None:
     """Only the weights: hashes of code and configuration are in the keys of the other files."""
-    found = {}
+    digests = {}
     for text in ("d64 v300 ffn=swiglu:96 [C3 A4/2]", "d64 v300 untied ffn=moe:4x2:32 [C3&A2/1 C4+none A4/2(canon=4)]"):
         layout = Layout.parse(text)
         folder = tmp_path / layout.id[:8]
         weights = checkpoint(layout, tmp_path / "weights")
         write_files(folder, layout, weights, FileOptions(gguf=()), print)
-        found[text] = digest((folder / "transformers" / "model.safetensors").read_bytes())
-    check("nas.train.release.files.FILES_VERSION", release_files.FILES_VERSION, found)
+        digests[text] = digest((folder / "transformers" / "model.safetensors").read_bytes())
+    check("nas.train.release.files.FILES_VERSION", release_files.FILES_VERSION, digests)
 
 
 def checkpoint(layout: Layout, path: Path) -> Checkpoint:
@@ -199,15 +199,15 @@ def checkpoint(layout: Layout, path: Path) -> Checkpoint:
 
 def test_gguf_files(tmp_path: Path) -> None:
     """Of random weights; those of trained ones go through llama.cpp's quantiser, which is in the build's id."""
-    found = {}
+    digests = {}
     for quantisation in ("q4_0", "f16", "f32"):
         path = tmp_path / quantisation
         llama_cpp_writer.write_gguf(Layout.parse(ALL_KINDS), quantisation, RandomWeights(3), path)
-        found[quantisation] = digest(path.read_bytes())
+        digests[quantisation] = digest(path.read_bytes())
     trained = checkpoint(Layout.parse(EXACT_KINDS), tmp_path / "weights")
     llama_cpp_writer.write_gguf(Layout.parse(EXACT_KINDS), "f16", trained, tmp_path / "trained")
-    found["trained f16"] = digest((tmp_path / "trained").read_bytes())
-    check("nas.measure.runtimes.llama_cpp.writer.WRITER_VERSION", llama_cpp_writer.WRITER_VERSION, found)
+    digests["trained f16"] = digest((tmp_path / "trained").read_bytes())
+    check("nas.measure.runtimes.llama_cpp.writer.WRITER_VERSION", llama_cpp_writer.WRITER_VERSION, digests)
 
 
 def test_executorch_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,11 +222,11 @@ def test_executorch_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(executorch_writer, "template", named)
     exact = checkpoint(Layout.parse(EXACT_KINDS), tmp_path / "weights")
-    found = {}
+    digests = {}
     for text, weights in ((ALL_KINDS, RandomWeights(3)), (EXACT_KINDS, exact)):
         executorch_writer.write_artifact(Layout.parse(text), weights, tmp_path / "model")
-        found[type(weights).__name__] = digest((tmp_path / "model").read_bytes())
-    check("nas.measure.runtimes.executorch.writer.WRITER_VERSION", executorch_writer.WRITER_VERSION, found)
+        digests[type(weights).__name__] = digest((tmp_path / "model").read_bytes())
+    check("nas.measure.runtimes.executorch.writer.WRITER_VERSION", executorch_writer.WRITER_VERSION, digests)
 
 
 def test_verdicts_of_the_gates(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_verdicts_of_the_gates(tmp_path: Path) -> None:
     chosen = np.argsort(-exact, axis=1)[:, :2]
     layout = Layout.parse("d64 v96 ffn=swiglu:64 [C3 A2/1]")
     oracle = Oracle(layout, "f32", checkpoint(layout, tmp_path / "weights"))
-    found = {
+    verdicts = {
         "llama.cpp": shown(llama_cpp_gate.compare(exact + noise[0], exact, exact + noise[1])),
         "oracle": oracle.exact(np.arange(16)).logits.astype(float).std(axis=1).tolist(),
         "choices": [
@@ -250,13 +250,13 @@ def test_verdicts_of_the_gates(tmp_path: Path) -> None:
         "executorch": [
             shown(
                 executorch_gate.compare(
-                    exact + noise[0], exact, [exact + each for each in noise[1:]], exact, routed=routed
+                    exact + noise[0], exact, [exact + shift for shift in noise[1:]], exact, routed=routed
                 )
             )
             for routed in (False, True)
         ],
     }
-    check("nas.measure.protocol.reference.GATE_VERSION", GATE_VERSION, found, ROUNDED)
+    check("nas.measure.protocol.reference.GATE_VERSION", GATE_VERSION, verdicts, ROUNDED)
 
 
 def recorded(ttft_ms: float, token_ms: tuple[float, ...], rss: float, foreign_cpu: float = 0.0) -> RawRun:
@@ -290,19 +290,19 @@ def test_measurements_of_recorded_runs(tmp_path: Path) -> None:
     rounds = [RoundResult(pairs=pairs[:4], wall_s=4.0), RoundResult(pairs=pairs[4:], wall_s=2.0)]
     limits = MeasurementSettings(max_attempts=1)
     reference = Reference(artifact, plan, reference_times(sample(10.0, 1.0, 16)))
-    taken = asyncio.run(measure(subject, reference, ScriptedJobs([*rounds]), "key", 0, 4, limits))
-    found = taken.model_dump(mode="json")
-    kept = {name: found[name] for name in ("figures", "refused_share", "drift")}
-    kept["reps"] = [[rep["valid"], rep["reason"], rep["drift"]] for rep in found["repetitions"]]
-    check("nas.measure.protocol.repetitions.PROTOCOL_VERSION", PROTOCOL_VERSION, kept)
+    measurement = asyncio.run(measure(subject, reference, ScriptedJobs([*rounds]), "key", 0, 4, limits))
+    fields = measurement.model_dump(mode="json")
+    result = {name: fields[name] for name in ("figures", "refused_share", "drift")}
+    result["reps"] = [[rep["valid"], rep["reason"], rep["drift"]] for rep in fields["repetitions"]]
+    check("nas.measure.protocol.repetitions.PROTOCOL_VERSION", PROTOCOL_VERSION, result)
 
 
 def test_the_default_corpus() -> None:
     """A fixed source stands for the standard library, which differs between versions of Python."""
     source = '"""Module."""\n\n\ndef f(x):  # doubles\n    """Returns 2 x.\n\n    Always.\n    """\n    return 2 * x\n'
-    found = [
+    parts = [
         *default.split_source(source),
         digest(generators.joined(generators.recall_text(1, 20_000)).text),
         digest(generators.languages_text(1, 20_000).encode()),
     ]
-    check("nas.model.text.default.RECIPE", default.RECIPE, found)
+    check("nas.model.text.default.RECIPE", default.RECIPE, parts)

@@ -29,15 +29,18 @@ def lab(tmp_path: Path) -> LiveLab:
 
 @given(ROWS, ROWS)
 def test_who_dominates_is_told_for_all_pairs(these: list[tuple[float, ...]], those: list[tuple[float, ...]]) -> None:
-    found = dominates(these, those)
+    dominance = dominates(these, those)
     for i, a in enumerate(these):
         for j, b in enumerate(those):
             worse = any(x > y for x, y in zip(a, b, strict=True))
-            assert found[i, j] == (not worse and a != b)
+            assert dominance[i, j] == (not worse and a != b)
 
 
 def scored(points: NDArray[np.float64], sd: float) -> dict[int, list[Axis]]:
-    return {i: [Axis(value=0.0, coordinate=each, sd=sd) for each in row] for i, row in enumerate(points.tolist())}
+    return {
+        i: [Axis(value=0.0, coordinate=coordinate, sd=sd) for coordinate in row]
+        for i, row in enumerate(points.tolist())
+    }
 
 
 def test_what_noise_cannot_bring_to_the_front_is_left_out_and_changes_no_chance() -> None:
@@ -90,8 +93,8 @@ def test_a_front_of_too_many_says_so(lab: LiveLab, monkeypatch: pytest.MonkeyPat
     for step in range(20):
         lab.complete(study, 1.0 + step / 10, 0.5 + step / 10, 0.5)
     study_now = Snapshots(lab.store).get("study")
-    told = points(study_now)
-    assert len(told.front) == 20 and {entry.p_front for entry in told.front} == {None}
+    page = points(study_now)
+    assert len(page.front) == 20 and {entry.p_front for entry in page.front} == {None}
     assert study_now.volume is None
 
 
@@ -100,12 +103,12 @@ def test_trials_that_no_objective_tells_apart_are_told_with_the_front(lab: LiveL
     best = lab.complete(study, 1.0, 0.5, 0.5)
     tied = lab.complete(study, 0.999, 0.501, 0.501)
     lab.complete(study, 0.5, 0.9, 0.9)
-    told = points(Snapshots(lab.store).get("study"))
-    assert [(entry.trial, entry.on, entry.ties) for entry in told.front] == [
+    page = points(Snapshots(lab.store).get("study"))
+    assert [(entry.trial, entry.on, entry.ties) for entry in page.front] == [
         (best, True, (tied,)), (tied, False, (best,))
     ]  # fmt: skip
-    assert told.front[1].hv_contribution == 0 < told.front[0].hv_contribution
-    chance = told.front[1].p_front
+    assert page.front[1].hv_contribution == 0 < page.front[0].hv_contribution
+    chance = page.front[1].p_front
     assert chance is not None and 0 < chance < 1
 
 

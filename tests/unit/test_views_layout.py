@@ -22,8 +22,8 @@ def test_layers_add_up_to_the_layout_s_own_arithmetic() -> None:
     assert sum(block.state_bytes for block in blocks) == layout.state_bytes() == view.state_bytes
     norms = layout.d_model * (len(blocks) + 1)
     assert sum(layer.params for layer in view.layers) + norms == layout.params.non_embedding == view.non_embedding
-    assert {1000, 3000} <= {each.context for each in view.contexts}
-    assert all(each.kv_bytes == layout.kv_bytes(each.context) for each in view.contexts)
+    assert {1000, 3000} <= {cost.context for cost in view.contexts}
+    assert all(cost.kv_bytes == layout.kv_bytes(cost.context) for cost in view.contexts)
     assert view.text == layout.format() and view.id == layout.id
 
 

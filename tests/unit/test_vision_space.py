@@ -117,7 +117,7 @@ def test_a_space_of_vision_is_read_sampled_and_written() -> None:
     assert not any(reasons_outside(space, layout) for layout in layouts)
     assert any("tower" in reason for reason in reasons_outside(space, Layout.parse(TINY["references"]["published"])))
     few, many = (
-        next(each for each in layouts if isinstance(each.tower, ImageTower) and each.tower.tokens == count)
+        next(layout for layout in layouts if isinstance(layout.tower, ImageTower) and layout.tower.tokens == count)
         for count in (16, 64)
     )
     costs = costs_of(space, space.objectives[1])
@@ -128,7 +128,7 @@ def test_a_space_of_vision_is_read_sampled_and_written() -> None:
 def test_the_packaged_space_is_of_vision() -> None:
     space = load_space("lfm2-vl")
     support = [RUNTIMES["llama.cpp"].supports(layout) for layout in space.references.layouts().values()]
-    assert [each.arch for each in support] == ["lfm2", "qwen3"]
+    assert [verdict.arch for verdict in support] == ["lfm2", "qwen3"]
     assert "tower" in space_json(space)["model"] and space_json(space)["workloads"]["picture"]["images"] == 1
     assert "tower" not in space_json(load_space("lfm2"))["model"]
     assert "images" not in space_json(load_space("lfm2"))["workloads"]["chat"]
@@ -226,11 +226,11 @@ def test_pictures_decide_their_answers() -> None:
     task = make_task("pictures", {"cells": 2})
     assert isinstance(task, MediaTask)
     inputs, labels = task.batch(np.random.default_rng(0), 64)
-    pixels, asked = inputs[:, : task.media.amount], inputs[:, task.media.amount :].reshape(64, -1, 3)
-    assert pixels.max() < 1 << 24 and asked.max() < task.vocab
-    assert (labels[:, task.media.amount :].reshape(64, -1, 3)[:, :, 1] == asked[:, :, 2]).all()
+    pixels, triples = inputs[:, : task.media.amount], inputs[:, task.media.amount :].reshape(64, -1, 3)
+    assert pixels.max() < 1 << 24 and triples.max() < task.vocab
+    assert (labels[:, task.media.amount :].reshape(64, -1, 3)[:, :, 1] == triples[:, :, 2]).all()
     whole = pixels.reshape(64, task.media.rows, task.media.columns)
-    for picture, questions in zip(whole, asked.tolist(), strict=True):
+    for picture, questions in zip(whole, triples.tolist(), strict=True):
         answers: dict[tuple[int, int], set[int]] = {}
         for kind, about, answer in questions:
             answers.setdefault((kind, about), set()).add(answer)
@@ -240,7 +240,7 @@ def test_pictures_decide_their_answers() -> None:
                 seen = np.stack([part >> bit & 255 for bit in (16, 8, 0)], -1).reshape(-1, 3)
                 near = [(abs(seen - np.array(colour)).max(-1) <= 25).sum() for colour in COLOURS[:4]]
                 assert int(np.argmax(near)) == answer - 15
-        assert {len(each) for each in answers.values()} == {1}
+        assert {len(choices) for choices in answers.values()} == {1}
     for wrong in ({"cells": 9}, {"side": 7}, {"objects": 1}, {"colours": 9}, {"questions": 0}):
         with pytest.raises(InvalidInput, match="pictures"):
             make_task("pictures", wrong)

@@ -113,10 +113,10 @@ def test_who_connects_and_says_nothing_keeps_nobody_out_and_is_ended(
     lab: Lab, url: str, agent: httpx.Client, tls: bool
 ) -> None:
     with contextlib.ExitStack() as stack:
-        kept = agent.post("/v1/agents/register", json=registration("host", "box")).extensions["network_stream"]
+        stream = agent.post("/v1/agents/register", json=registration("host", "box")).extensions["network_stream"]
         idle = [stack.enter_context(lab.connect(url, tls=tls)) for _ in range(3 * OF_ONE)]
         answer = agent.post("/v1/agents/register", json=registration("host", "box"))
-        assert answer.status_code == 200 and answer.extensions["network_stream"] is kept
+        assert answer.status_code == 200 and answer.extensions["network_stream"] is stream
         assert lab.log_in(url) == 303
         begun = time.monotonic()
         assert all(map(ended, idle))

@@ -71,7 +71,7 @@ def raw(client: httpx.Client, lab: Coordinator) -> ssl.SSLSocket:
 
 def limit_bodies(lab: Coordinator, **limits: float) -> None:
     """Has the application limit the bodies of requests otherwise than usual."""
-    [body_limit] = [each for each in lab.app.user_middleware if each.cls is BodyLimit]
+    [body_limit] = [middleware for middleware in lab.app.user_middleware if middleware.cls is BodyLimit]
     body_limit.kwargs.update(limits)
     lab.app.middleware_stack = None
 
@@ -84,11 +84,11 @@ class Upload:
     path: str
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
-    taken: int = 0
+    position: int = 0
     status: int = 0
 
     async def send(self) -> Upload:
-        """Sends it; `taken` counts the bytes that were asked for."""
+        """Sends it; `position` counts the bytes that were read."""
         headers = {"host": "localhost", "content-type": "application/json", **self.headers}
         scope = {
             "type": "http", "http_version": "1.1", "method": "POST", "scheme": "https", "path": self.path,
@@ -99,9 +99,9 @@ class Upload:
         return self
 
     async def _next(self) -> Any:
-        start, self.taken = self.taken, min(self.taken + CHUNK, len(self.body))
-        more = self.taken < len(self.body)
-        return {"type": "http.request", "body": self.body[start : self.taken], "more_body": more}
+        start, self.position = self.position, min(self.position + CHUNK, len(self.body))
+        more = self.position < len(self.body)
+        return {"type": "http.request", "body": self.body[start : self.position], "more_body": more}
 
     async def _answered(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -223,7 +223,7 @@ def test_a_stranger_cannot_send_much(lab: Coordinator, posted: list[str], declar
     for path in posted:
         sent = asyncio.run(Upload(lab.app, path, body, headers).send())
         assert sent.status == (413 if path == "/v1/agents/enrol" else 401), path
-        assert sent.taken <= (0 if declared or sent.status == 401 else CHUNK), path
+        assert sent.position <= (0 if declared or sent.status == 401 else CHUNK), path
 
 
 def test_a_wrong_secret_or_token_allows_no_larger_body(lab: Coordinator, posted: list[str]) -> None:
@@ -233,7 +233,7 @@ def test_a_wrong_secret_or_token_allows_no_larger_body(lab: Coordinator, posted:
         for path in posted:
             headers = {"content-length": str(len(body)), "authorization": scheme}
             sent = asyncio.run(Upload(lab.app, path, body, headers).send())
-            assert (sent.status, sent.taken) == (413 if path == "/v1/agents/enrol" else 401, 0), path
+            assert (sent.status, sent.position) == (413 if path == "/v1/agents/enrol" else 401, 0), path
 
 
 def test_what_an_agent_may_send_depends_on_the_route(lab: Coordinator) -> None:
@@ -245,9 +245,9 @@ def test_what_an_agent_may_send_depends_on_the_route(lab: Coordinator) -> None:
         answers[path] = asyncio.run(
             Upload(lab.app, path, body, credentials | {"content-length": str(len(body))}).send()
         )
-    assert (answers["/v1/lease"].status, answers["/v1/lease"].taken) == (413, 0)
+    assert (answers["/v1/lease"].status, answers["/v1/lease"].position) == (413, 0)
     assert answers["/v1/jobs/a.0/result"].status == 422  # read whole, and found to be no result
-    assert answers["/v1/jobs/a.0/result"].taken > 2 << 20
+    assert answers["/v1/jobs/a.0/result"].position > 2 << 20
 
 
 def test_an_enrolment_fits_in_what_a_stranger_may_send() -> None:

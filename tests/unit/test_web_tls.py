@@ -38,11 +38,11 @@ def get(url: str, trust: ssl.SSLContext) -> httpx.Response:
 
 
 def test_the_authority_is_made_once(tmp_path: Path) -> None:
-    made, again = (Certificates(tmp_path, SystemClock()) for _ in range(2))
-    assert made.ca_pem == again.ca_pem
-    assert made.ca_sha256 == sha256(ssl.PEM_cert_to_DER_cert(made.ca_pem)).hexdigest()
-    assert "PRIVATE" not in made.ca_pem
-    made.server(NAMES)
+    authority, again = (Certificates(tmp_path, SystemClock()) for _ in range(2))
+    assert authority.ca_pem == again.ca_pem
+    assert authority.ca_sha256 == sha256(ssl.PEM_cert_to_DER_cert(authority.ca_pem)).hexdigest()
+    assert "PRIVATE" not in authority.ca_pem
+    authority.server(NAMES)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "tls").glob("*.pem")}
     assert modes == {"ca.pem": 0o600, "server.pem": 0o600}
 
@@ -94,7 +94,7 @@ def test_names_follow_from_what_a_server_listens_on() -> None:
     assert names_of("192.0.2.7") == ["192.0.2.7"]
     assert set(own_addresses()) < set(names_of("0.0.0.0", ["box"]))
     assert "127.0.0.1" in own_addresses()
-    assert not any(ipaddress.ip_address(each).is_link_local for each in own_addresses())
+    assert not any(ipaddress.ip_address(address).is_link_local for address in own_addresses())
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def write_model_tokenizer(folder: Path, form: Form, texts: Sequence[str] = TEXT,
     if form.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_special_tokens(list(form.special))
-    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in form.added])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in form.added])
     start = tokenizer.token_to_id(form.starts) if form.starts else None
     if start is not None:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -173,7 +173,7 @@ def write_sentencepiece_form(folder: Path, prefix: bool = False) -> Path:
     ids = {token: i for token, i in about["model"]["vocab"].items() if token not in pieces}
     pairs = [(i, at, token[:at], token[at:]) for token, i in ids.items() for at in range(1, len(token))]
     about["model"]["merges"] = [pair for _, _, *pair in sorted(pairs) if all(part in ids for part in pair)]
-    about["added_tokens"] = [each for each in about["added_tokens"] if not each["content"].startswith("<0x")]
+    about["added_tokens"] = [token for token in about["added_tokens"] if not token["content"].startswith("<0x")]
     (folder / "tokenizer.json").write_text(json.dumps(about))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -15,6 +15,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,9 @@ _NEEDED = ("NAS_HOME", "NAS_CACHE", "PYTHONPATH", "PATH")
 """Environment variables that workers on this host need."""
 _IDLE_MS = 60_000
 """Idle time after which a worker ends: one that has loaded torch, which takes seconds, serves the next training."""
+
+_ABANDONED_S = 7 * 86400.0
+"""Time without a write after which a node removes the checkpoints of a training that did not end there."""
 
 Kind = Literal["short", "train", "shared"]
 """Of work: "shared" is a training that reads and writes folders which all nodes share."""
@@ -345,6 +349,7 @@ def run_remote_training(spec: Spec, checkpoints: Mapping[str, bytes], text: byte
     _unpack_corpus(spec, text)
     # Named by the key: a training that is retried on this host continues from a killed worker's checkpoint.
     folder = paths.home() / "work" / "elsewhere" / jobs_of(spec)[0].key
+    _remove_abandoned(folder.parent)
     for name, content in checkpoints.items():
         if not (path := folder / name).is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -356,6 +361,14 @@ def run_remote_training(spec: Spec, checkpoints: Mapping[str, bytes], text: byte
         outcome["files"] = {name: (folder / name).read_bytes() for name in names}
         shutil.rmtree(folder, ignore_errors=True)  # a candidate that failed may have left none
     return outcome
+
+
+def _remove_abandoned(folder: Path) -> None:
+    oldest = time.time() - _ABANDONED_S
+    for training in folder.glob("*"):
+        with contextlib.suppress(OSError):  # another worker may end its training, or remove this one
+            if max(path.stat().st_mtime for path in (training, *training.rglob("*"))) < oldest:
+                shutil.rmtree(training)
 
 
 def collect_remote_training(spec: Spec, outcome: Outcome) -> Outcome:

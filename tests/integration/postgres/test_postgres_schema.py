@@ -127,6 +127,6 @@ def test_commands_take_the_url(url: str) -> None:
     Store.open(url).close()
     assert nas("study", "list", "--db", url).code == 0
     assert "up to date" in nas("db", "upgrade", "--db", url).err
-    found = {check["name"]: check for check in json.loads(nas("doctor", "--json", "--db", url).out)["checks"]}
-    assert found["database"]["status"] == "ok"
-    assert found["database"]["detail"].startswith("postgresql+psycopg://hilnas@/schema")
+    checks = {check["name"]: check for check in json.loads(nas("doctor", "--json", "--db", url).out)["checks"]}
+    assert checks["database"]["status"] == "ok"
+    assert checks["database"]["detail"].startswith("postgresql+psycopg://hilnas@/schema")

@@ -13,11 +13,11 @@ from nas.serve.views.study import Points, points
 
 
 def test_both_databases_tell_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = told_of(tmp_path / "postgresql")
+    postgresql = told_of(tmp_path / "postgresql")
     monkeypatch.setattr(store_support, "opener", store_support.sqlite_store)
-    there = told_of(tmp_path / "sqlite")
-    assert here.columns.values["latency"] == [1.0, 0.9, 0.8, 0.7]
-    assert here.model_dump_json() == there.model_dump_json()
+    sqlite = told_of(tmp_path / "sqlite")
+    assert postgresql.columns.values["latency"] == [1.0, 0.9, 0.8, 0.7]
+    assert postgresql.model_dump_json() == sqlite.model_dump_json()
 
 
 def told_of(folder: Path) -> Points:
@@ -31,6 +31,6 @@ def told_of(folder: Path) -> Points:
     lab.complete(study, 0.7, 0.8, 0.7)
     lab.complete(study, 0.6, 0.7, 0.5)
     lab.note_quality(study, first, 0.9)
-    told = points(snapshots.get("study"))
+    answer = points(snapshots.get("study"))
     lab.store.close()
-    return told
+    return answer

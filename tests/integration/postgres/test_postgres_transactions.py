@@ -40,7 +40,7 @@ def exposed(fragile: Server, tmp_path: Path) -> Iterator[Store]:
 
 
 def together(*calls: Callable[[], object]) -> list[BaseException]:
-    """Runs them at the same time; what they raised."""
+    """Runs the calls at the same time; returns what they raised."""
     raised: list[BaseException] = []
 
     def run(call: Callable[[], object]) -> None:
@@ -141,9 +141,9 @@ def test_what_the_database_cannot_hold_is_refused(tmp_path: Path, name: str) -> 
 
 def test_collection_waits_for_whoever_pins(tmp_path: Path) -> None:
     store = open_store(tmp_path, SystemClock())
-    kept = put_bytes(store, b"kept").sha256
+    sha256 = put_bytes(store, b"kept").sha256
     with store.write():
-        artifacts.pin(store, kept, "me")
+        artifacts.pin(store, sha256, "me")
         collected: list[artifacts.Collected] = []
         collector = threading.Thread(target=lambda: collected.append(artifacts.collect(store, 0)))
         collector.start()
@@ -151,7 +151,7 @@ def test_collection_waits_for_whoever_pins(tmp_path: Path) -> None:
         assert collector.is_alive()
     collector.join(30)
     assert [done.files for done in collected] == [0]
-    assert artifacts.verify(store, kept)
+    assert artifacts.verify(store, sha256)
 
 
 def test_the_password_is_not_shown(fragile: Server) -> None:

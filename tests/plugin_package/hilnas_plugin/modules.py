@@ -76,9 +76,9 @@ class S4D(Mixer, Weights):
         small, width = growing.small, growing.width
         if growing.a.int("state") != growing.b.int("state"):
             raise CannotGrow("the number of states differs")
-        own = {name: small[name][width] for name in ("A_log", "C", "dt_bias", "D")}
+        channels = {name: small[name][width] for name in ("A_log", "C", "dt_bias", "D")}
         square = {name: growing.widened(name, outputs=width, inputs=width) for name in ("gate.weight", "out.weight")}
-        return own | square
+        return channels | square
 
 
 def constant_scan(u: Tensor, log_decay: Tensor, read: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
