@@ -63,7 +63,7 @@ def _compared(model: Model, context: int, pairs: int, threads: int) -> dict[str,
     """Returns pairs at one context, and the ratios ours / theirs."""
     rows = []
     for number in range(pairs):
-        sides = [lambda: _ours(model, context, threads), lambda: _theirs(model, context, threads)]
+        sides = [lambda: _our_figures(model, context, threads), lambda: _llama_bench_figures(model, context, threads)]
         if number % 2:
             theirs, ours = sides[1](), sides[0]()
         else:
@@ -78,12 +78,12 @@ def _compared(model: Model, context: int, pairs: int, threads: int) -> dict[str,
     }
 
 
-def _ours(model: Model, context: int, threads: int) -> dict[str, float]:
+def _our_figures(model: Model, context: int, threads: int) -> dict[str, float]:
     sample = model.run(Workload(prompt=context, gen=GEN, context=context + GEN, threads=threads))
     return {"decode_ms": statistics.fmean(decode_ms(sample)), "prefill_tps": 1e3 * context / sample.ttft_ms}
 
 
-def _theirs(model: Model, context: int, threads: int) -> dict[str, float]:
+def _llama_bench_figures(model: Model, context: int, threads: int) -> dict[str, float]:
     decode = _llama_bench(model, threads, "-p", "0", "-n", str(GEN), "-d", str(context))
     prefill = _llama_bench(model, threads, "-p", str(context), "-n", "0")
     return {"decode_ms": decode / 1e6 / GEN, "prefill_tps": 1e9 * context / prefill}

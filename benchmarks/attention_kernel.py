@@ -35,7 +35,7 @@ from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.toolchain import find_compiler
 
 CHUNKS = {"ours": CHUNK, "llama_cpp": 512}
-HERE = Path(__file__).with_suffix("")
+FOLDER = Path(__file__).with_suffix("")
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def _compile_theirs(folder: Path) -> Path:
 
 def _compile(program: Path, flags: Sequence[str], library: Path, libraries: Sequence[str]) -> Path:
     found_at = [f"-L{library}", f"-Wl,-rpath,{library}", f"-Wl,-rpath-link,{library}"]
-    text = str(HERE / f"{program.name}.cpp")
+    text = str(FOLDER / f"{program.name}.cpp")
     subprocess.run([find_compiler().cxx, *flags, text, "-o", str(program), *found_at, *libraries], check=True)
     return program
 

@@ -526,7 +526,7 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
     } | {"all": every}
     count = [f"{name}, {clips.words[mask].sum():,.0f} words" for name, mask in groups.items()]
     rows = [
-        [name, *(clips.rate(errors, mask) for mask in groups.values()), clips.each(errors)]
+        [name, *(clips.rate(errors, mask) for mask in groups.values()), clips.seed_rates(errors)]
         for name, errors in {**runs, **control}.items()
         if errors
     ]
@@ -609,7 +609,7 @@ class Clips(NamedTuple):
         errors, words = (np.bincount(said, values[mask]).astype(np.float64) for values in (errors, self.words))
         return shown(_interval(errors[words > 0], words[words > 0]))
 
-    def each(self, runs: Sequence[str]) -> str:
+    def seed_rates(self, runs: Sequence[str]) -> str:
         """Returns the rate of each seed."""
         return ", ".join(f"{np.array(run.split(), np.float64).sum() / self.words.sum():.3f}" for run in runs)
 

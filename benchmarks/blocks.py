@@ -77,15 +77,15 @@ class Example:
         formula: "module:function" of the reference that is written out token by token.
         source: of the formula.
         files: the layout that runtimes carry.
-        theirs: transformers' class, of a module in `TWINS` or of a whole layout; or `FLA_GLA`; empty: there is none.
-        layout: where `theirs` is of a whole layout, that layout.
+        twin: transformers' class, of a module in `TWINS` or of a whole layout; or `FLA_GLA`; empty: there is none.
+        layout: where `twin` is of a whole layout, that layout.
     """
 
     text: str
     formula: str
     source: str
     files: str
-    theirs: str = ""
+    twin: str = ""
     layout: str = ""
 
 
@@ -382,14 +382,14 @@ def _formula(example: Example) -> Callable[..., Tensor]:
 
 
 def _error_of_theirs(example: Example, module: Any, x: Tensor) -> float | None:
-    if not example.theirs:
+    if not example.twin:
         return None
     with torch.no_grad():
-        if example.theirs == FLA_GLA:
+        if example.twin == FLA_GLA:
             return _fla_error(module, x)
         if not example.layout:
             twin = twin_of(module, WIDTH)
-            assert type(twin.module).__name__ == example.theirs and module.block.kind in TWINS
+            assert type(twin.module).__name__ == example.twin and module.block.kind in TWINS
             return _error(_output(module, x), twin(x))
         layout = Layout.parse(example.layout)
         ours = Model(layout, seed=3).eval()
@@ -397,7 +397,7 @@ def _error_of_theirs(example: Example, module: Any, x: Tensor) -> float | None:
         for tensor in ours.state_dict().values():
             tensor += 0.05 * torch.randn(tensor.shape, generator=noise)
         theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**transformers_config(layout))).eval()
-        assert type(theirs).__name__ == example.theirs
+        assert type(theirs).__name__ == example.twin
         theirs.load_state_dict(to_transformers(layout, ours.state_dict()), strict=False)
         theirs.tie_weights()
         ids = torch.randint(1, 128, (2, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -415,11 +415,11 @@ def _fla_error(module: GatedLinearAttention, x: Tensor) -> float | None:
     compute = runpy.run_path(str(path))[FLA_GLA]
     output = _output(module, x)
 
-    def theirs(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def recurrence(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         y, memory = compute(q * q.shape[-1] ** 0.5, k, v, log_decay, memory, output_final_state=True)  # it divides q
         return y, memory
 
-    with mock.patch("nas.model.nn.gla.gated_linear_attention", theirs):
+    with mock.patch("nas.model.nn.gla.gated_linear_attention", recurrence):
         return _error(output, _output(module, x))
 
 
@@ -565,7 +565,7 @@ def parity_tables(rows: Sequence[Row]) -> list[str]:
             row["formula"],
             row["gradient"],
             row.get("steps", "-"),
-            EXAMPLES[name].theirs or "none",
+            EXAMPLES[name].twin or "none",
             "-" if row["theirs"] is None else row["theirs"],
         )
         for name, row in floats.items()

@@ -65,7 +65,7 @@ def _checked(folder: Path, view: MemberView) -> dict[str, Any]:
         raise SystemExit(f"{view.member.size}: no files were written; see `nas family build --help`")
     layout, weights = Layout.parse(view.member.layout), _weights(folder, view)
     prompt = Feed(_PROMPT, 0, _PROMPT).ids(layout.vocab).tolist()
-    logits, followed = _ours(layout, weights, prompt)
+    logits, followed = _predictions(layout, weights, prompt)
     theirs, answer = _transformers(folder / "transformers", prompt)
     difference = float(np.abs(theirs - logits).max())
     build = built(LLAMA_CPP, layout)
@@ -109,7 +109,7 @@ def _of(view: MemberView, kind: str) -> list[MemberFile]:
 
 
 @torch.no_grad()
-def _ours(layout: Layout, weights: Weights, prompt: list[int]) -> tuple[np.ndarray[Any, Any], list[int]]:
+def _predictions(layout: Layout, weights: Weights, prompt: list[int]) -> tuple[np.ndarray[Any, Any], list[int]]:
     """Returns logits [1, T, V] and the greedy tokens after them, without a cache, on the released numbers."""
     model = Model(layout, seed=None).eval()
     with open_weights(layout, weights, torch.float16) as state:

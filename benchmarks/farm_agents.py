@@ -64,7 +64,7 @@ class Crowd:
 
 
 @dataclass
-class Seen:
+class Statistics:
     """Statistics of agents: milliseconds by kind of request, accepted jobs, and unexpected responses."""
 
     milliseconds: dict[str, list[float]] = field(default_factory=dict)
@@ -79,8 +79,10 @@ class Seen:
 class Agent:
     """One agent: leases jobs, sends heartbeats while it "runs" them, submits results, all on one connection."""
 
-    def __init__(self, crowd: Crowd, name: str, secret: str, number: int, tls: ssl.SSLContext, seen: Seen) -> None:
-        self._crowd, self._name, self._device, self._tls, self._seen = crowd, name, name.lower(), tls, seen
+    def __init__(
+        self, crowd: Crowd, name: str, secret: str, number: int, tls: ssl.SSLContext, stats: Statistics
+    ) -> None:
+        self._crowd, self._name, self._device, self._tls, self._stats = crowd, name, name.lower(), tls, stats
         self._rng = random.Random(f"{crowd.seed}/{number}")
         self._basic = base64.b64encode(f"{name}:{secret}".encode()).decode()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -112,15 +114,15 @@ class Agent:
             await asyncio.sleep(self._beat_s)
             remaining -= self._beat_s
             if (await self._ask("heartbeat", p.HEARTBEAT_PATH, beat))["cancel"]:
-                self._seen.cancelled += 1
+                self._stats.cancelled += 1
                 return
         await asyncio.sleep(remaining)
         result = p.ResultRequest(agent=self._name, device=self._device, epoch=job["epoch"], result=_result(job))
         verdict = await self._ask("result", p.RESULT_PATH.format(job=job["id"]), result)
         if verdict["accepted"]:
-            self._seen.accepted.append(job["id"])
+            self._stats.accepted.append(job["id"])
         else:
-            self._seen.refused.append(verdict["reason"])
+            self._stats.refused.append(verdict["reason"])
 
     async def _ask(self, kind: str, path: str, message: Any) -> dict[str, Any]:
         """Sends a request until it is answered, as agents do."""
@@ -130,25 +132,25 @@ class Agent:
             try:
                 status, answer = await asyncio.wait_for(self._exchange(path, body), self._crowd.poll_s + 30)
             except (OSError, asyncio.IncompleteReadError, TimeoutError, ssl.SSLError) as error:
-                self._seen.errors.append(f"{kind}: {type(error).__name__} {error}")
+                self._stats.errors.append(f"{kind}: {type(error).__name__} {error}")
                 self._streams = None
             else:
                 if status == 200:
                     self._note(kind, begun, answer)
                     return answer
-                self._seen.errors.append(f"{kind}: {status} {answer}")
+                self._stats.errors.append(f"{kind}: {status} {answer}")
             await asyncio.sleep(self._rng.random())
 
     def _note(self, kind: str, begun: float, answer: dict[str, Any]) -> None:
         if kind == "lease" and not answer["job"]:
             kind = "lease, nothing to do"
         if kind == "register" or self._crowd.counted_from <= begun < self._crowd.counted_to:
-            self._seen.milliseconds.setdefault(kind, []).append(1e3 * (time.time() - begun))
+            self._stats.milliseconds.setdefault(kind, []).append(1e3 * (time.time() - begun))
 
     async def _exchange(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
         target = urlsplit(self._crowd.url)
         if self._streams is None:
-            self._seen.connections += 1
+            self._stats.connections += 1
             self._streams = await asyncio.open_connection(target.hostname, target.port, ssl=self._tls)
         reader, writer = self._streams
         head = (
@@ -172,20 +174,20 @@ def _result(job: dict[str, Any]) -> RoundResult:
     return RoundResult(pairs=pairs, wall_s=float(job["epoch"]))
 
 
-async def live(crowd: Crowd) -> Seen:
+async def live(crowd: Crowd) -> Statistics:
     """All agents of this process, to their end."""
-    seen, tls = Seen(), ssl.create_default_context(cadata=crowd.ca_pem)
-    agents = [Agent(crowd, *who, number, tls, seen) for number, who in enumerate(crowd.agents)]
+    stats, tls = Statistics(), ssl.create_default_context(cadata=crowd.ca_pem)
+    agents = [Agent(crowd, *who, number, tls, stats) for number, who in enumerate(crowd.agents)]
     await asyncio.gather(*(agent.live() for agent in agents))
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    seen.cpu_s = usage.ru_utime + usage.ru_stime
-    return seen
+    stats.cpu_s = usage.ru_utime + usage.ru_stime
+    return stats
 
 
 def main() -> None:
     """Runs the crowd given on stdin."""
-    seen = asyncio.run(live(Crowd(**json.load(sys.stdin))))
-    json.dump(vars(seen), sys.stdout)
+    stats = asyncio.run(live(Crowd(**json.load(sys.stdin))))
+    json.dump(vars(stats), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def run_trainings(options: argparse.Namespace) -> dict[str, Any]:
     """Returns answers, times and settings of all seeds, and means over them."""
     _write_data(options)
     os.environ["NAS_HOME"] = str(options.state / "home")
-    member_training.run_workers = here
+    member_training.run_workers = run_in_process
     layout = Layout.parse(options.layout)
     write_family(layout, options.seeds)  # the same by each process
     test = read_lines(options.state / "data" / "test.jsonl", Conversation)
@@ -208,7 +208,7 @@ def _post(options: argparse.Namespace, folder: Path) -> None:
         if entry.name not in ("conversations", "preferences", "tokens") and not (cache / entry.name).is_symlink():
             (cache / entry.name).symlink_to(entry)
     os.environ["NAS_HOME"], os.environ["NAS_CACHE"] = str(folder), str(cache)
-    member_training.run_workers = here
+    member_training.run_workers = run_in_process
     write_family(Layout.parse(options.layout), 1)
     recipe = _recipe(options, 0).model_dump(mode="json")
     recipe["stages"].append({"kind": "merge", "method": "ties", "density": 0.5})
@@ -439,7 +439,7 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
     return {"stages": stages, "answers": answers}
 
 
-def here(work: member_training.Work, workers: int, log: Log) -> dict[str, Any]:
+def run_in_process(work: member_training.Work, workers: int, log: Log) -> dict[str, Any]:
     """`run_workers` without Ray: one worker, in this process."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     return member_training.run_plan(work, Worker(torch.device("cpu"), log))

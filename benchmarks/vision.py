@@ -78,7 +78,7 @@ _LARGE_TOKENS = (256, 144, 64, 16)
 _WINDOW = 128
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
     """A conversation as ids, which of them are answers, and its pictures."""
 
     ids: NDArray[np.int32]
@@ -365,7 +365,7 @@ def _score(folder: Path, model: Path, record: TowerRecord, counts: Collection[in
     others = [line._replace(files=lines[place - len(KINDS)].files) for place, line in enumerate(lines)]
 
     def marked(lines: Sequence[MediaLine], frames: FrameSettings) -> str:
-        return marks(network, _asked(chat, lines, frames), chat.pad, frames)
+        return marks(network, _questions(chat, lines, frames), chat.pad, frames)
 
     result = {
         "steps": record.steps,
@@ -374,7 +374,7 @@ def _score(folder: Path, model: Path, record: TowerRecord, counts: Collection[in
         "another": marked(others, opened.processor),
         "text": text_scores(folder, network, chat),
         "ms": {
-            str(count): _times(network, *_asked(chat, lines[:1], settings)[0], settings)
+            str(count): _times(network, *_questions(chat, lines[:1], settings)[0], settings)
             for count, settings in frames.items()
         },
     }
@@ -385,12 +385,12 @@ def _frames(settings: FrameSettings, tokens: int) -> FrameSettings:
     return settings.model_copy(update={"min_image_tokens": tokens, "max_image_tokens": tokens})
 
 
-def _asked(chat: ChatTokenizer, lines: Sequence[MediaLine], frames: FrameSettings) -> list[Asked]:
-    return [Asked(*chat.conversation(line.expanded(frames)), line.files) for line in lines]
+def _questions(chat: ChatTokenizer, lines: Sequence[MediaLine], frames: FrameSettings) -> list[Question]:
+    return [Question(*chat.conversation(line.expanded(frames)), line.files) for line in lines]
 
 
 @torch.no_grad()
-def marks(model: Any, questions: Sequence[Asked], pad: int, frames: FrameSettings) -> str:
+def marks(model: Any, questions: Sequence[Question], pad: int, frames: FrameSettings) -> str:
     """Returns a 1 for each answer of which each token is the likeliest, as greedy decoding gives it, else a 0."""
     result = ""
     for begin in range(0, len(questions), _AT_ONCE):
@@ -417,7 +417,7 @@ def text_scores(folder: Path, model: Any, chat: ChatTokenizer, talks: Sequence[s
     scores: dict[str, Any] = {"bits_per_byte": nats / np.log(2) / size}
     for name in talks:
         lines = read_lines(folder / name / "test.jsonl", Conversation)
-        questions = [Asked(*chat.conversation(line), ()) for line in lines]
+        questions = [Question(*chat.conversation(line), ()) for line in lines]
         scores[name] = marks(model, questions, chat.pad, FrameSettings())
     return scores
 
@@ -455,9 +455,9 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
     rows = [["the most frequent answer to the question", *_shares([record["blind"]], kinds), ""]]
     for stage in STAGES:
         runs = [result["marks"][image_tokens] for result in of_seeds(stage)]
-        rows.append([f"after {stage}", *_shares(runs, kinds), _each(runs)])
+        rows.append([f"after {stage}", *_shares(runs, kinds), _seed_shares(runs)])
     runs = [result["another"] for result in of_seeds("joint")]
-    rows.append(["after joint, with another picture", *_shares(runs, kinds), _each(runs)])
+    rows.append(["after joint, with another picture", *_shares(runs, kinds), _seed_shares(runs)])
     count = [f"{kind}, n = {int((kinds == kind).sum())}" for kind in KINDS]
     fill(page, "answers", table(["", *count, f"all, n = {len(kinds)}", "all, of each seed"], rows))
     rows = []
@@ -465,7 +465,7 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
         cells = [tokens]
         for stage in ("joint", _FEWER):
             runs = [result["marks"][tokens] for result in of_seeds(stage)]
-            cells += [_shares(runs, kinds)[-1], _each(runs)]
+            cells += [_shares(runs, kinds)[-1], _seed_shares(runs)]
         spans = [min(result["ms"][tokens][part] for result in of_seeds("joint")) for part in PARTS]
         rows.append([*cells, *(f"{ms:.1f}" for ms in (*spans, sum(spans)))])
     trained = [head for count in (image_tokens, record["fewer"]) for head in (f"trained with {count}", "of each seed")]
@@ -477,7 +477,7 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
         scores = [result["text"] for result in of_seeds(stage)]
         bits, tasks = ([score[name] for score in scores] for name in ("bits_per_byte", "tasks"))
         figures = [f"{statistics.fmean(bits):.3f}", ", ".join(f"{value:.3f}" for value in bits)]
-        rows.append([stage, *figures, _interval(_right(tasks)), _each(tasks)])
+        rows.append([stage, *figures, _interval(_right(tasks)), _seed_shares(tasks)])
     head = ["", "bits per byte", "of each seed", f"exact answers, n = {len(tasks[0])}", "of each seed"]
     fill(page, "text", table(head, rows))
 
@@ -512,7 +512,7 @@ def _interval(values: NDArray[np.float64]) -> str:
     return shown(interval(values))
 
 
-def _each(runs: Sequence[str]) -> str:
+def _seed_shares(runs: Sequence[str]) -> str:
     return ", ".join(f"{_right([run]).mean():.3f}" for run in runs)
 
 

@@ -35,7 +35,7 @@ _MIXER_SHARE = 0.5
 _LETTERS = 14.0
 _WIDTH = 640.0
 """Of a picture of shares by depth."""
-_LEFT = 84.0
+_LEFT_MARGIN = 84.0
 """Room for the names of its rows."""
 _BAR = 72.0
 """Height of a row."""
@@ -154,10 +154,10 @@ def depth_shares(blocks: Sequence[ShareView], role: str) -> Markup:
     shapes: list[Element] = []
     for number, (name, shares) in enumerate(rows.items()):
         top = number * (_BAR + _ROW_GAP)
-        shapes.append(_element("text", text=name, x=_LEFT - 8, y=top + _BAR / 2 + 4, text_anchor="end"))
+        shapes.append(_element("text", text=name, x=_LEFT_MARGIN - 8, y=top + _BAR / 2 + 4, text_anchor="end"))
         shapes += _shares(name, shares, top)
     foot = len(rows) * (_BAR + _ROW_GAP) + 4
-    for text, x, anchor in (("first layers", _LEFT, "start"), ("last layers", _WIDTH, "end")):
+    for text, x, anchor in (("first layers", _LEFT_MARGIN, "start"), ("last layers", _WIDTH, "end")):
         shapes.append(_element("text", text=text, x=x, y=foot, text_anchor=anchor, class_="label"))
     return _picture("depth", f"{ROLES[role]} by relative depth", _WIDTH, foot + _FOOT - 14, shapes)
 
@@ -169,7 +169,7 @@ def depth_legend(blocks: Sequence[ShareView], role: str) -> list[tuple[str, str]
 
 def _shares(name: str, shares: Mapping[str, Sequence[float]], top: float) -> list[Element]:
     parts = max(map(len, shares.values()))
-    width = (_WIDTH - _LEFT) / parts
+    width = (_WIDTH - _LEFT_MARGIN) / parts
     shapes = []
     for part in range(parts):
         at = top
@@ -178,7 +178,7 @@ def _shares(name: str, shares: Mapping[str, Sequence[float]], top: float) -> lis
             if height:
                 bar = _element(
                     "rect",
-                    x=_LEFT + part * width,
+                    x=_LEFT_MARGIN + part * width,
                     y=at,
                     width=width - _BETWEEN,
                     height=height,

@@ -24,7 +24,7 @@ from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
 from nas.core.progress import Log
 
-_KEPT = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH")
+_ENV_VARS = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def find_build_tools() -> tuple[str, str]:
 
 def build_environment() -> dict[str, str]:
     """Returns the variables that find programs, and no other: a stray CFLAGS would change a build but not its id."""
-    return {name: os.environ[name] for name in _KEPT if name in os.environ} | {"LC_ALL": "C"}
+    return {name: os.environ[name] for name in _ENV_VARS if name in os.environ} | {"LC_ALL": "C"}
 
 
 def _chosen(variable: str, *usual: str) -> tuple[str, ...]:

@@ -36,12 +36,21 @@ NAMES = frozenset(
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yields line and name of every assigned variable, field and argument that is in `NAMES`."""
+    """Yields line and name of every assigned variable or attribute, field, argument, function and class in `NAMES`.
+
+    Names are compared in lower case and without leading and trailing underscores.
+    """
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NAMES:
-            yield node.lineno, node.id
-        elif isinstance(node, ast.arg) and node.arg in NAMES:
-            yield node.lineno, node.arg
+        match node:
+            case (
+                ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store())
+                | ast.arg(arg=name)
+                | ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ) if name.lower().strip("_") in NAMES:
+                yield node.lineno, name
 
 
 def occurrences() -> dict[str, list[str]]:

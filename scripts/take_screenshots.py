@@ -129,14 +129,14 @@ def picture(page: Page, url: str, file: Path) -> None:
 def pages(page: Page, origin: str, studies: list[str]) -> Iterator[tuple[str, str]]:
     """Yields the name of each picture, and the path of its page."""
 
-    def told(path: str) -> Any:
+    def json_of(path: str) -> Any:
         return page.request.get(f"{origin}{path}.json").json()
 
     for number, study in enumerate(studies):
         suffix = f"-{study}" if number else ""
         yield f"study{suffix}", f"/studies/{study}"
         yield f"trials{suffix}", f"/studies/{study}/trials"
-    best = [row["trial"] for row in told(f"/studies/{studies[0]}")["ranked"] if row["on"]][:3]
+    best = [row["trial"] for row in json_of(f"/studies/{studies[0]}")["ranked"] if row["on"]][:3]
     if best:
         yield "candidate", f"/studies/{studies[0]}/trials/{best[0]}"
     if len(best) > 1:
@@ -144,9 +144,9 @@ def pages(page: Page, origin: str, studies: list[str]) -> Iterator[tuple[str, st
     yield "log", f"/studies/{studies[0]}/log"
     yield "studies", "/studies"
     yield "devices", "/devices"
-    for device in sorted(told("/devices")["devices"], key=lambda device: -device["last_seen"])[:1]:
+    for device in sorted(json_of("/devices")["devices"], key=lambda device: -device["last_seen"])[:1]:
         yield "device", f"/devices/{device['id']}"
-    for family in told("/families")["families"][:1]:
+    for family in json_of("/families")["families"][:1]:
         yield "family", f"/families/{family['name']}"
     yield "launch", f"/launch?like={studies[0]}"
     yield "login", "/login"

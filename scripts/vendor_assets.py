@@ -21,7 +21,7 @@ ASSETS = Path(__file__).resolve().parent.parent / "dashboard" / "assets"
 LOCK = ASSETS / "assets.lock"
 
 
-class Wanted(NamedTuple):
+class Asset(NamedTuple):
     """A file of a package; `member` is its path there, `name` what it is called here."""
 
     package: str
@@ -30,9 +30,9 @@ class Wanted(NamedTuple):
     name: str
 
 
-WANTED = (
-    Wanted("uplot", "1.6.32", "dist/uPlot.esm.js", "uplot.esm.js"),
-    Wanted("uplot", "1.6.32", "dist/uPlot.min.css", "uplot.min.css"),
+FILES = (
+    Asset("uplot", "1.6.32", "dist/uPlot.esm.js", "uplot.esm.js"),
+    Asset("uplot", "1.6.32", "dist/uPlot.min.css", "uplot.min.css"),
 )
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     locked = {} if relock else {entry["file"]: entry for entry in json.loads(LOCK.read_text())}
     entries = []
     with tempfile.TemporaryDirectory() as folder:
-        for asset in WANTED:
+        for asset in FILES:
             content, licence = _fetch(asset, Path(folder))
             entry = _entry(asset, licence, content)
             if not relock and locked.get(asset.name) != entry:
@@ -55,7 +55,7 @@ def main() -> None:
         LOCK.write_text(json.dumps(entries, indent=2) + "\n")
 
 
-def _fetch(asset: Wanted, folder: Path) -> tuple[bytes, str]:
+def _fetch(asset: Asset, folder: Path) -> tuple[bytes, str]:
     """Returns the file, and its package's licence."""
     archive = folder / f"{asset.package}-{asset.version}.tgz"
     if not archive.exists():
@@ -66,7 +66,7 @@ def _fetch(asset: Wanted, folder: Path) -> tuple[bytes, str]:
         return _read(packed, asset.member), package["license"]
 
 
-def _pack(asset: Wanted, folder: Path) -> None:
+def _pack(asset: Asset, folder: Path) -> None:
     spec = f"{asset.package}@{asset.version}"
     command = ["npm", "pack", "--ignore-scripts", "--silent", "--pack-destination", str(folder), spec]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
@@ -78,7 +78,7 @@ def _read(packed: tarfile.TarFile, member: str) -> bytes:
     return file.read()
 
 
-def _entry(asset: Wanted, licence: str, content: bytes) -> dict[str, Any]:
+def _entry(asset: Asset, licence: str, content: bytes) -> dict[str, Any]:
     return {
         "file": asset.name,
         "package": asset.package,

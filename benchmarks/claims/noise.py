@@ -65,7 +65,7 @@ def budget_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
             figures = {KEY: {"decode_p50": world.figure(math.log(true))}}
             published = {KEY: {"decode_p50": world.figure(math.log(TRUE))}}
             (check,) = check_budgets(shape, figures, published)
-            stated.append(_known(check.chance))
+            stated.append(_chance(check))
             outcomes.append(true <= 0.9 * TRUE)
             held.append(_interval_holds(check, true if what == "absolute" else true * check.limit / (0.9 * TRUE)))
         yield from calibration("budget: chance that it is kept", f"{what} limit", stated, outcomes)
@@ -86,7 +86,7 @@ def quality_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
                 scale = scale.rescored(world.scores(1.0, seeds))
             quality = scale.quality(world.scores(true, seeds))
             (check,) = check_quality(shape, quality, final=False)
-            stated.append(_known(check.chance))
+            stated.append(_chance(check))
             outcomes.append(true >= 0.95)
             held.append(_interval_holds(check, true))
         where = f"{len(seeds)} {'fresh ' * fresh}seeds, 6 anchors"
@@ -166,6 +166,6 @@ def _interval_holds(check: BudgetCheck, true: float) -> bool:
     return check.low is not None and check.high is not None and check.low <= true <= check.high
 
 
-def _known(number: float | None) -> float:
-    assert number is not None, "the noise is known"
-    return number
+def _chance(check: BudgetCheck) -> float:
+    assert check.chance is not None, "the noise is known"
+    return check.chance

@@ -148,8 +148,10 @@ class World:
 
     def _measure_again(self, record: StudyRecord, scale: QualityScale, log_latency: Floats, quality: Floats) -> None:
         """Names the front, measures it in turns and trains it on fresh seeds, as a study does when its search ends."""
-        counted = {number: axes for number in record.records if number >= 2 if (axes := _known(record.records[number]))}
-        theirs = _known(record.records[0])
+        counted = {
+            number: axes for number in record.records if number >= 2 if (axes := _known_axes(record.records[number]))
+        }
+        theirs = _known_axes(record.records[0])
         named = naming_order(counted, theirs, record.reference_point or [])
         settings = record.space.protocol.remeasure
         assert settings is not None, "the space has it"
@@ -180,7 +182,7 @@ def snapshot(record: StudyRecord) -> StudySnapshot:
     return result
 
 
-def _known(record: Record) -> list[Any]:
+def _known_axes(record: Record) -> list[Any]:
     return [axis for axis in record.axes if axis is not None]
 
 

@@ -77,11 +77,11 @@ class Judge:
         self._published = self.space.references.layouts()["published"]
         self._loss = self._problems["phone"].truth(self._published)["quality"]
         none = np.random.default_rng(0)
-        self._figures = {device: self._taken(device, self._published, none, noise=0.0) for device in DEVICES}
+        self._figures = {device: self._device_figures(device, self._published, none, noise=0.0) for device in DEVICES}
 
     def candidate(self, layout: Layout, rng: Rng) -> Candidate:
         """Returns a candidate, with noise."""
-        figures = {device: self._taken(device, layout, rng, _NOISE[device]) for device in DEVICES}
+        figures = {device: self._device_figures(device, layout, rng, _NOISE[device]) for device in DEVICES}
         loss = self._problems["phone"].truth(layout)["quality"]
         return Candidate(layout, figures, math.exp(self._loss - loss))
 
@@ -129,7 +129,7 @@ class Judge:
         value = candidate.quality * math.exp(rng.normal(0, _RUNG_SD[rung]))
         return Quality(rung=RUNGS[rung], value=value, per_group={"lm/code": value}, sd=_RUNG_SD[rung], n_seeds=1)
 
-    def _taken(self, device: str, layout: Layout, rng: Rng, noise: float) -> dict[str, Figure]:
+    def _device_figures(self, device: str, layout: Layout, rng: Rng, noise: float) -> dict[str, Figure]:
         truth = self._problems[device].truth(layout)
         slow = _SLOWER[device]
 

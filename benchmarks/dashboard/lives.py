@@ -30,14 +30,14 @@ class Logged(NamedTuple):
     payload: dict[str, Any]
 
 
-class Kept(NamedTuple):
+class Measurement(NamedTuple):
     """A measurement: the payload of its result."""
 
     device: str
     payload: dict[str, Any]
 
 
-Step = Logged | Kept
+Step = Logged | Measurement
 
 
 def new_layouts(sampler: Sampler, rng: Rng, seen: set[str]) -> Iterator[Layout]:
@@ -60,11 +60,11 @@ def life(judge: Judge, layout: Layout, rng: Rng, *, reference: bool = False) -> 
         return
     yield Logged(EventKind.MEASURING, {})
     for device in DEVICES:
-        yield Kept(device, judge.measurement(candidate, device, rng))
+        yield Measurement(device, judge.measurement(candidate, device, rng))
         reason = None if reference else judge.broken(candidate, device)
         if reason is not None:
             yield Logged(EventKind.INFEASIBLE, {"reason": reason})
-            yield _told(Observation(layout, "infeasible"))
+            yield _observation_event(Observation(layout, "infeasible"))
             return
     yield Logged(EventKind.GATED_IN, {})
     yield from _ladder(judge, candidate, rng, reference=reference)
@@ -87,12 +87,12 @@ def _ladder(judge: Judge, candidate: Candidate, rng: Rng, *, reference: bool) ->
         yield Logged(EventKind.PROGRESS, QualityKnown(rung, quality).to_json())
         if not reference and rung < len(_PROMOTED_ABOVE) and quality.value < _PROMOTED_ABOVE[rung]:
             yield Logged(EventKind.STOPPED, {"reason": f"not promoted from rung {name}", "rung": rung})
-            yield _told(Observation(candidate.layout, "stopped", rung=rung))
+            yield _observation_event(Observation(candidate.layout, "stopped", rung=rung))
             return
     yield Logged(EventKind.CONFIRMING, {})
     yield Logged(EventKind.COMPLETE, {})
-    yield _told(Observation(candidate.layout, "complete", rung=len(RUNGS) - 1))
+    yield _observation_event(Observation(candidate.layout, "complete", rung=len(RUNGS) - 1))
 
 
-def _told(observation: Observation) -> Logged:
+def _observation_event(observation: Observation) -> Logged:
     return Logged(EventKind.PROGRESS, {"what": "told", "observation": observation.to_json()})

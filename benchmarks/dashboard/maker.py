@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dashboard.candidates import CORNER, DEVICES, Judge
-from benchmarks.dashboard.lives import Kept, Step, cut_short, life, new_layouts, rng_of
+from benchmarks.dashboard.lives import Measurement, Step, cut_short, life, new_layouts, rng_of
 from nas.core.canonical import canonical_json, content_hash
 from nas.core.layout import Layout
 from nas.core.scoring import ATTENTION, PUBLISHED, figures_json
@@ -76,7 +76,7 @@ class Orchestrator:
 
     def _take(self, number: int, step: Step) -> None:
         store, study = self._store, self._study
-        if isinstance(step, Kept):
+        if isinstance(step, Measurement):
             key = _key(study, number, step.device)
             seconds = step.payload["seconds"]
             results.put(store, key, "measure", step.payload, seconds=seconds, trial=(study, number))
@@ -162,7 +162,7 @@ def _trial(number: int, layout: Layout, steps: Iterator[Step], origin: str) -> I
     }
     yield _event(number, EventKind.PROPOSED, {}, began)
     for step, at in zip(steps, count(began + _STEP_S, _STEP_S), strict=False):
-        if isinstance(step, Kept):
+        if isinstance(step, Measurement):
             key, seconds = _key(0, number, step.device), step.payload["seconds"]
             result = {"stage": "measure", "payload": step.payload, "seconds": seconds, "created": at}
             yield {"result": {"result_key": key, **result}}

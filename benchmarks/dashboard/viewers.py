@@ -50,7 +50,7 @@ class Client:
 
 
 @dataclass
-class Seen:
+class Latencies:
     """Latencies by kind of request."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -77,13 +77,13 @@ def percentiles_ms(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def look(port: int, study: str, axes: str, seen: Seen, until: Callable[[], bool], late: float) -> None:
+def look(port: int, study: str, axes: str, latencies: Latencies, until: Callable[[], bool], late: float) -> None:
     """Runs one viewer, who opens the page after `late` seconds."""
     time.sleep(late)
     client = Client(port)
-    seen.note("page", client.get(f"/studies/{study}", "text/html"))
+    latencies.note("page", client.get(f"/studies/{study}", "text/html"))
     answer, points = client.json(f"/studies/{study}/points?since=0&axes={axes}")
-    seen.note("all points", answer)
+    latencies.note("all points", answer)
     began = time.monotonic()
     for tick in itertools.count(1):
         time.sleep(max(0.0, began + tick - time.monotonic()))
@@ -91,18 +91,18 @@ def look(port: int, study: str, axes: str, seen: Seen, until: Callable[[], bool]
             return
         if tick % POINTS_EVERY_S == 0:
             answer, points = client.json(f"/studies/{study}/points?since={points['revision']}&axes={axes}")
-            seen.note("new points", answer)
+            latencies.note("new points", answer)
         if tick % PARTS_EVERY_S == 0:
             for _ in range(2):
-                seen.note("refreshed part", client.get(f"/studies/{study}/now", "text/html"))
+                latencies.note("refreshed part", client.get(f"/studies/{study}/now", "text/html"))
 
 
-def crowd(port: int, study: str, axes: str, viewers: int, seconds: float, arrive_s: float) -> Seen:
+def crowd(port: int, study: str, axes: str, viewers: int, seconds: float, arrive_s: float) -> Latencies:
     """Runs several viewers, who start within `arrive_s` and stop after `seconds`."""
-    seen, end = Seen(), time.monotonic() + arrive_s + seconds
+    latencies, end = Latencies(), time.monotonic() + arrive_s + seconds
     threads = [
         threading.Thread(
-            target=look, args=(port, study, axes, seen, lambda: time.monotonic() > end, arrive_s * i / viewers)
+            target=look, args=(port, study, axes, latencies, lambda: time.monotonic() > end, arrive_s * i / viewers)
         )
         for i in range(viewers)
     ]
@@ -110,4 +110,4 @@ def crowd(port: int, study: str, axes: str, viewers: int, seconds: float, arrive
         thread.start()
     for thread in threads:
         thread.join()
-    return seen
+    return latencies

@@ -94,7 +94,7 @@ class Scene:
             "fetching": lambda: _filled(self._partial()),
             "pushing": lambda: any(_filled(file) for file in (self.post.files / "tmp").glob("*/file")),
             "running": lambda: self.watch.runs(self.order.tag),
-            "ending": lambda: self.watch.seen(self.order.tag) > 0 and not self.watch.runs(self.order.tag),
+            "ending": lambda: self.watch.run_count(self.order.tag) > 0 and not self.watch.runs(self.order.tag),
         }
         self.late = not self.until(there[self.draw.moment])
         time.sleep(self.draw.delay_s)

@@ -69,7 +69,7 @@ class Watch:
         """Returns whether nothing runs on any machine."""
         return not self._there
 
-    def seen(self, tag: str) -> int:
+    def run_count(self, tag: str) -> int:
         """Returns the number of observed runs of that job."""
         return sum(run.tag == tag for run in list(self._sessions.values()))
 

@@ -140,7 +140,7 @@ class OptunaSearch(BaseProposer):
         self._encoding = Encoding(sampler) if sampler.listed is None else ListEncoding(sampler.listed, self.log.knows)
         self._study: Study | None = None
         self._trials: dict[str, Trial] = {}
-        self._told: dict[str, Observation] = {}
+        self._reports: dict[str, Observation] = {}
         self._trail: list[tuple[list[str], dict[str, Any]]] = []
 
     def state(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class OptunaSearch(BaseProposer):
     def restore(self, state: Mapping[str, Any]) -> None:
         """See `Proposer.restore`; without parameters, each layout counts as reported before the next proposal."""
         super().restore(state)
-        self._study, self._trials, self._told, self._trail = None, {}, {}, []
+        self._study, self._trials, self._reports, self._trail = None, {}, {}, []
         layouts = [proposal.layout.id for proposal in self.log.proposals]
         in_turn = [(before, None) for before in [[], *([layout] for layout in layouts[:-1])]]
         for proposal, (ids, params) in zip(self.log.proposals, state.get("trail", in_turn), strict=False):
@@ -193,7 +193,7 @@ class OptunaSearch(BaseProposer):
                 self._report(seen)
             # They are of another study: this one may propose them and report its own results.
             self._trials.clear()
-            self._told.clear()
+            self._reports.clear()
         return self._study
 
     def _register(self, proposal: Proposal, params: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -208,7 +208,11 @@ class OptunaSearch(BaseProposer):
     def _sync(self) -> list[str]:
         """Reports new final observations to Optuna in the order of proposals; returns their layouts' ids."""
         numbers = {proposal.layout.id: proposal.number for proposal in self.log.proposals}
-        fresh = [seen for seen in self.log.told() if seen.status != "running" and seen.layout.id not in self._told]
+        fresh = [
+            seen
+            for seen in self.log.sorted_observations()
+            if seen.status != "running" and seen.layout.id not in self._reports
+        ]
         fresh.sort(key=lambda seen: (numbers.get(seen.layout.id, -1), seen.layout.id))
         for seen in fresh:
             self._report(seen)
@@ -217,7 +221,7 @@ class OptunaSearch(BaseProposer):
     def _report(self, seen: Observation) -> None:
         """Reports one observation to Optuna; for a layout that was not proposed, a trial is created."""
         study = self._live()
-        self._told[seen.layout.id] = seen
+        self._reports[seen.layout.id] = seen
         trial = self._trials.get(seen.layout.id)
         if trial is None:
             if not self.sampler.admits(seen.layout):
@@ -245,7 +249,7 @@ class OptunaSearch(BaseProposer):
             return None
         values = []
         for name in self.log.objectives:
-            column = [other.objectives[name] for other in self._told.values() if name in other.objectives]
+            column = [other.objectives[name] for other in self._reports.values() if name in other.objectives]
             values.append(seen.objectives.get(name, max(column, default=0.0)))
         return values
 

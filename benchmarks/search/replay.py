@@ -36,26 +36,26 @@ class TableSampler(Sampler):
         super().__init__(space)
         self._index = {layout: index for index, layout in enumerate(layouts)}
         self._layouts = layouts
-        self._left = np.ones(len(layouts), dtype=bool)
+        self._remaining_mask = np.ones(len(layouts), dtype=bool)
         self._features = Features(space)
         features = self._features.matrix(layouts)
         self._scale = np.maximum(features.std(axis=0), 1e-9)
-        self._known = features / self._scale
-        self._lengths = (self._known**2).sum(axis=1)
+        self._scaled_features = features / self._scale
+        self._lengths = (self._scaled_features**2).sum(axis=1)
 
     def drop(self, layout: Layout) -> None:
         """Removes a proposed layout."""
-        self._left[self._index[layout]] = False
+        self._remaining_mask[self._index[layout]] = False
 
     def contains(self, layout: Layout) -> list[str]:
         index = self._index.get(layout)
-        return [] if index is not None and self._left[index] else ["it is not in the table"]
+        return [] if index is not None and self._remaining_mask[index] else ["it is not in the table"]
 
     def admits(self, layout: Layout) -> bool:
         return not super().contains(layout)
 
     def draw(self, rng: Rng) -> Layout:
-        remaining = np.flatnonzero(self._left)
+        remaining = np.flatnonzero(self._remaining_mask)
         return self._layouts[int(remaining[int(rng.integers(len(remaining)))])]
 
     def settle(self, draft: Draft, rng: Rng) -> Layout | None:
@@ -63,8 +63,8 @@ class TableSampler(Sampler):
         if settled is None:
             return None
         # The squared distance but for what is the same for all.
-        away = self._lengths - 2 * (self._known @ (self._features.vector(settled) / self._scale))
-        return self._layouts[int(np.argmin(np.where(self._left, away, np.inf)))]
+        away = self._lengths - 2 * (self._scaled_features @ (self._features.vector(settled) / self._scale))
+        return self._layouts[int(np.argmin(np.where(self._remaining_mask, away, np.inf)))]
 
 
 def replay(

@@ -11,12 +11,12 @@ import numpy as np
 from benchmarks.search.problems import Problem
 from nas.search.proposers import Sampler, make_proposer
 
-_ASKED = 16
+_PROPOSALS = 16
 """The least interval of hyperparameter fits, so that the mean includes at least their share of it."""
 
 
 def seconds(problem_name: str, proposer_name: str, observed: int) -> dict[str, Any]:
-    """Returns the mean and the first of a few proposals after `told` random layouts."""
+    """Returns the mean and the first of a few proposals after `observed` random layouts."""
     problem = Problem(problem_name, 0)
     sampler, rng = Sampler(problem.space), np.random.default_rng(97)
     proposer = make_proposer(sampler, proposer_name, 0)
@@ -27,7 +27,7 @@ def seconds(problem_name: str, proposer_name: str, observed: int) -> dict[str, A
     for _ in range(observed - problem.space.search.seeds):
         proposer.tell(problem.observe(sampler.draw(rng)))
     spent = []
-    for _ in range(_ASKED):
+    for _ in range(_PROPOSALS):
         begun = time.process_time()
         proposals = proposer.ask(1)
         spent.append(time.process_time() - begun)

@@ -59,12 +59,12 @@ class Campaign:
             begun = time.monotonic()
             self._finish(terms)
             took = show_duration(time.monotonic() - begun)
-            self._say(f"{terms.study}: done in {took}; {self._left(unfinished[index + 1 :]).text} left")
+            self._say(f"{terms.study}: done in {took}; {self._time_left(unfinished[index + 1 :]).text} left")
 
     def tell(self, planned: Sequence[Terms]) -> list[Terms]:
         """Prints the expected duration; returns the unfinished studies."""
         unfinished = [terms for terms in planned if not self._finished(terms)]
-        self._say(f"{len(unfinished)} of {len(planned)} studies to run: {self._left(unfinished).text}")
+        self._say(f"{len(unfinished)} of {len(planned)} studies to run: {self._time_left(unfinished).text}")
         return unfinished
 
     def report(self, terms: Terms) -> Json | None:
@@ -83,7 +83,7 @@ class Campaign:
         finally:
             store.close()
 
-    def _left(self, unfinished: Sequence[Terms]) -> Span:
+    def _time_left(self, unfinished: Sequence[Terms]) -> Span:
         """Returns how long studies take: an upper bound, as what they share is counted for each."""
         spans = list(map(self._span, unfinished))
         ends = {end: sum(getattr(span, end) for span in spans) for end in Span.model_fields}

@@ -293,11 +293,11 @@ class Downloads:
         """
         try:
             with locked(self._locks / file.sha256[:2], deadline_s=_TRANSFER_S):
-                return self._known(file) or self._download(file)
+                return self._cached_file(file) or self._download(file)
         except OSError as error:
             raise InfrastructureFailed(f"download of {file.sha256[:12]}: {error}") from error
 
-    def _known(self, file: PlanFile) -> Path | None:
+    def _cached_file(self, file: PlanFile) -> Path | None:
         target = self._folder.path(file.sha256)
         if not target.exists() or target.stat().st_size != file.size:
             return None

@@ -111,7 +111,7 @@ class JobExecutor:
         agent: name.
         client: the coordinator.
         files: source of plan files.
-        known: the runners that may run here.
+        is_known: whether a runner may run here.
         outbox: keeps results until they are accepted.
         clock: for deadlines and cool-downs.
         stop: set when the agent is to end.
@@ -130,7 +130,7 @@ class JobExecutor:
         stop: threading.Event,
         abort: threading.Event,
     ) -> None:
-        self._agent, self._client, self._files, self._known = agent, client, files, is_known
+        self._agent, self._client, self._files, self._is_known = agent, client, files, is_known
         self._outbox, self._clock, self._stop, self._abort = outbox, clock, stop, abort
 
     def run(self, attached: Attached, job: Job, reply: RegisterReply) -> bool:
@@ -218,7 +218,7 @@ class JobExecutor:
                     job.round,
                     transport,
                     self._files,
-                    self._known,
+                    self._is_known,
                     observer=Observer(transport),
                     clock=self._clock,
                     enter=heartbeat.enter,

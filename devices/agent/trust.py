@@ -203,7 +203,7 @@ class PinnedManifest:
             InfrastructureFailed: the coordinator did not answer, or the stored manifest is damaged.
         """
         fresh = self._fetched_at is not None and self._clock.monotonic() - self._fetched_at < FRESH_S
-        manifest = self._kept()
+        manifest = self._stored_manifest()
         in_kept = manifest is not None and runner in manifest[1].runners
         if in_kept and fresh:
             return True
@@ -225,7 +225,7 @@ class PinnedManifest:
         manifest = verified(signed, self._key)
         self._fetched_at = self._clock.monotonic()
         with locked(self._memory.with_suffix(".lock")):
-            last = self._kept()
+            last = self._stored_manifest()
             if last is not None and last[0].text == signed.text:
                 return manifest
             if last is not None and manifest.serial <= last[1].serial:
@@ -236,7 +236,7 @@ class PinnedManifest:
             write_durably(self._memory, signed.model_dump_json().encode())
         return manifest
 
-    def _kept(self) -> tuple[SignedManifest, RunnerManifest] | None:
+    def _stored_manifest(self) -> tuple[SignedManifest, RunnerManifest] | None:
         try:
             signed = SignedManifest.model_validate_json(self._memory.read_bytes())
             return signed, verified(signed, self._key)

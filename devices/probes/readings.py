@@ -156,13 +156,13 @@ class Readings:
 
     def names(self, folder: str) -> list[str]:
         """Returns the names of the files in a folder that were read."""
-        inside = (path[len(folder) + 1 :] for path in self._there() if path.startswith(f"{folder}/"))
+        inside = (path[len(folder) + 1 :] for path in self._existing_paths() if path.startswith(f"{folder}/"))
         entries = sorted({name.partition("/")[0] for name in inside})
         if not entries:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
         return entries
 
-    def _there(self) -> list[str]:
+    def _existing_paths(self) -> list[str]:
         return [
             path
             for path, answer in self.contents.items()

@@ -169,7 +169,7 @@ class LocalTransport:
                 contents[path] = self.read_text(path)
             except OSError as error:
                 contents[path] = error
-        return contents | {command: self._said(command) for command in commands}
+        return contents | {command: self._output(command) for command in commands}
 
     def _expanded(self, paths: Sequence[str]) -> Iterator[str]:
         for path in paths:
@@ -179,7 +179,7 @@ class LocalTransport:
             else:
                 yield path
 
-    def _said(self, command: str) -> str | OSError:
+    def _output(self, command: str) -> str | OSError:
         program = command.split()[0]
         if shutil.which(program, path=_BASE_ENV["PATH"]) is None:
             return FileNotFoundError(errno.ENOENT, "No such command", program)

@@ -32,7 +32,7 @@ _CANNOT = {
 
 @dataclass(slots=True)
 class _Output:
-    """The output so far; `wanted` becomes false when the process has to be killed."""
+    """The output so far; `is_wanted` becomes false when the process has to be killed."""
 
     limit: int
     stdout: bytearray = field(default_factory=bytearray)
@@ -42,7 +42,7 @@ class _Output:
     cancelled: bool = False
 
     @property
-    def wanted(self) -> bool:
+    def is_wanted(self) -> bool:
         return not (self.truncated or self.cancelled)
 
     def take_stdout(self, chunk: bytes) -> None:
@@ -140,7 +140,7 @@ def _follow(
                 else:
                     streams.unregister(key.fileobj)
             output.cancelled = output.cancelled or cancelled()
-            if not output.wanted:
+            if not output.is_wanted:
                 process.stdin.close()
             if time.monotonic() > end:
                 process.kill()

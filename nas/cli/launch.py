@@ -144,7 +144,7 @@ def _require_free(options: LaunchOptions) -> None:
             studies.get(store, options.study)
     except InvalidInput:  # no such study, or no database yet
         return
-    raise studies.taken(options.study)
+    raise studies.duplicate_study(options.study)
 
 
 def _usual_name(stem: str) -> str:

@@ -66,7 +66,7 @@ class _Work:
     said: float | None = None
 
     @property
-    def left(self) -> str:
+    def time_left(self) -> str:
         """The estimated time left; empty: not known, or none."""
         if not self.first < self.done < self.total:
             return ""
@@ -136,7 +136,7 @@ class _Lines(_Display):
         due = now - work.began >= _FIRST_S if work.said is None else now - work.said >= _EVERY_S
         if due or (work.said is not None and work.done >= work.total):
             work.said = now
-            self._say(", ".join(filter(None, (line, work.left))))
+            self._say(", ".join(filter(None, (line, work.time_left))))
 
     def _watch(self) -> None:
         while not self._ended.wait(1.0):
@@ -193,7 +193,7 @@ class _Bars(_Display):
         if line.what not in self._tasks:
             self._tasks[line.what] = self._bars.add_task(_safe(line.what), state="")
         task = self._tasks[line.what]
-        state = filter(None, (f"{line.done:,} of {line.total:,}", line.detail, work.left))
+        state = filter(None, (f"{line.done:,} of {line.total:,}", line.detail, work.time_left))
         self._bars.update(task, completed=line.done, total=line.total, state=_safe(", ".join(state)))
         if line.done >= line.total:
             self._bars.remove_task(self._tasks.pop(line.what))

@@ -279,14 +279,14 @@ class LibraryScores(BaseModel):
                 slot, name = Slot(depth, part), block_name(block)
                 if name == block_name(slot.block(teacher)):
                     continue
-                if (slot, name) not in self._known:
+                if (slot, name) not in self._alternatives:
                     alternatives = (
-                        ", ".join(alternative for place, alternative in self._known if place == slot) or "none"
+                        ", ".join(alternative for place, alternative in self._alternatives if place == slot) or "none"
                     )
                     raise InvalidInput(
                         f"layer {depth}: the library has no {name} as {part}; alternatives there: {alternatives}"
                     )
-                chosen[slot] = self._known[slot, name]
+                chosen[slot] = self._alternatives[slot, name]
         blocks = {slot: parsed(scored.block, slot.part) for slot, scored in chosen.items()}
         for slot in chosen:
             if (lender := lender_of(slot.block(layout))) is not None:
@@ -310,5 +310,5 @@ class LibraryScores(BaseModel):
         return {group: most for group, most in self.uniform.items() if group != RECALLABLE_GROUP}
 
     @cached_property
-    def _known(self) -> Mapping[tuple[Slot, str], ScoredBlock]:
+    def _alternatives(self) -> Mapping[tuple[Slot, str], ScoredBlock]:
         return {(Slot(scored.depth, scored.part), scored.block): scored for scored in self.blocks}

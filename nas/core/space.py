@@ -260,7 +260,7 @@ class Objective(Strict):
 
     @field_validator("metric")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _metric_exists(cls, name: str) -> str:
         return metric(name).name
 
 

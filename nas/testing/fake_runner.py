@@ -87,11 +87,11 @@ def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, obj
         "prefill_rss_mb": memory,
         "decode_rss_mb": memory,
         "finite": True,
-        "info": {"fake": True} | seen(figures, args),
+        "info": {"fake": True} | media_uses(figures, args),
     }
 
 
-def seen(figures: dict[str, float], args: argparse.Namespace) -> dict[str, object]:
+def media_uses(figures: dict[str, float], args: argparse.Namespace) -> dict[str, object]:
     """Returns what happened to images or sounds: half of the time of their tokens is the tower's."""
     uses: dict[str, object] = {}
     for name, tokens in (("images", args.images), ("sounds", args.sounds)):

@@ -42,7 +42,7 @@ Watch = Callable[[int, bool, int | None], bool]
 """(tensor's address, whether it is only asked for, unused) -> wanted; see ggml/include/ggml-backend.h."""
 
 _DEADLINE_S = 600.0
-_KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
+_ENV_VARS = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
 _LIBRARIES = "LLAMA_CPP_LIB_PATH"
 _RESULT = "result.json"
 _FAULTS = (signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
@@ -80,7 +80,7 @@ def _failure(program: str, model: Path, code: int, tail: str) -> NasError:
 
 
 def _environment(build: Build) -> dict[str, str]:
-    return {name: os.environ[name] for name in _KEPT if name in os.environ} | {_LIBRARIES: str(build.folder)}
+    return {name: os.environ[name] for name in _ENV_VARS if name in os.environ} | {_LIBRARIES: str(build.folder)}
 
 
 class Session:

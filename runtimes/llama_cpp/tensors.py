@@ -182,10 +182,10 @@ def storage_type(tensor: Tensor, layout: Layout, quantisation: str) -> Type:
     name = stored_types(quantisation).at(role, tensor.layer, layout.depth)
     if tensor.role != "matrix" or name == "f32":
         return Type.F32
-    return type_that_fits(_wanted(tensor, layout, GGMLQuantizationType[name.upper()]), tensor.shape[-1])
+    return type_that_fits(_preferred_type(tensor, layout, GGMLQuantizationType[name.upper()]), tensor.shape[-1])
 
 
-def _wanted(tensor: Tensor, layout: Layout, kind: Type) -> Type:
+def _preferred_type(tensor: Tensor, layout: Layout, kind: Type) -> Type:
     if kind in (Type.F16, Type.Q8_0):
         return kind
     table_of_output = tensor.part == "output" or (tensor.part == "token_embd" and layout.tied)

@@ -66,11 +66,11 @@ def create(store: Store, name: str, space: Json, *, seed: int, version: str) -> 
             created=store.now(),
         )
         if not created:
-            raise taken(name)
+            raise duplicate_study(name)
         return get(store, name)
 
 
-def taken(name: str) -> InvalidInput:
+def duplicate_study(name: str) -> InvalidInput:
     """Returns the error of a name that a study has."""
     again = f"or continue it with 'nas launch --study {name} --resume'"
     return InvalidInput(f"a study named {name!r} exists; choose another name, {again}")

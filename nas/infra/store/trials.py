@@ -43,7 +43,7 @@ def all(store: Store, study: int, *, states: Iterable[TrialState] | None = None)
     return [_trial(row) for row in store.rows(query)]
 
 
-def some(store: Store, study: int, numbers: Sequence[int]) -> list[Trial]:
+def get_many(store: Store, study: int, numbers: Sequence[int]) -> list[Trial]:
     """Returns the trials with these numbers, each once; numbers without a trial are left out."""
     trials: list[Trial] = []
     query = select(trial).where(trial.c.study == study).order_by(trial.c.number)

@@ -107,13 +107,13 @@ class SecretAccess:
 
     async def caller(self, request: Request) -> str:
         name, secret = _basic(request.headers.get("Authorization", ""))
-        if not agents.matches((await self._known()).get(name), secret) and not await off_loop(
+        if not agents.matches((await self._secret_hashes()).get(name), secret) and not await off_loop(
             agents.authenticate, self._store, name, secret
         ):
             raise HTTPException(401, "no such agent, or not its secret; enrol it with 'nas agent enrol'", _REALM)
         return name
 
-    async def _known(self) -> dict[str, str]:
+    async def _secret_hashes(self) -> dict[str, str]:
         async with self._reading:
             if time.monotonic() >= self._until:
                 self._until = time.monotonic() + self.FRESH_S

@@ -171,7 +171,7 @@ class DeviceJobs:
         self._study = study
         self._notifier = notifier
         self._check = check
-        self._told: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
 
     async def run(self, key: str, number: int, device: str, round_: Round, trial: int | None = None) -> RoundResult:
         """Queues round `number` of the stage `key` and waits for its end; returns the stored result if it ran before.
@@ -237,9 +237,9 @@ class DeviceJobs:
         if self._store.now() - begun < _QUIET_S:
             return
         reason = _obstacle(self._store, job)
-        if reason is not None and reason != self._told.get(job.device):
+        if reason is not None and reason != self._reasons.get(job.device):
             log.warning("waiting for %s: %s", job.device, reason)
-            self._told[job.device] = reason
+            self._reasons[job.device] = reason
 
     def _require_watched(self, job: JobRow, begun: float) -> None:
         now = self._store.now()

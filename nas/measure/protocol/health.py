@@ -154,7 +154,7 @@ class HealthKeeper:
         except (NasError, OSError) as error:
             self._end(device, CheckResult(CheckOutcome.UNSURE, f"it cannot be checked: {error}"), None)
             return
-        self._queue(device, plan, 0, CHECK_RUNS if self._known(device, plan) else CALIBRATION_RUNS)
+        self._queue(device, plan, 0, CHECK_RUNS if self._calibration(device, plan) else CALIBRATION_RUNS)
 
     def _continue(self, device: DeviceRow, rounds: list[JobRow]) -> None:
         last = rounds[-1]
@@ -167,7 +167,7 @@ class HealthKeeper:
 
     def _judge(self, device: DeviceRow, rounds: list[JobRow]) -> CheckResult | None:
         plan = rounds[-1].payload.candidate
-        calibration = self._known(device, plan)
+        calibration = self._calibration(device, plan)
         results = [row.result for row in rounds if row.result is not None]
         final = len(rounds) > _PROTOCOL.max_attempts
         return judge_check(results, RUNTIMES[plan.runner.runtime], calibration, plan.threads, final=final)
@@ -201,13 +201,13 @@ class HealthKeeper:
             keep_calibration(
                 self._store, _calibration_key(device, plan), verdict.calibration, plan, disturbed=verdict.disturbed
             )
-        calibration = self._known(device, plan)
+        calibration = self._calibration(device, plan)
         if calibration is not None and verdict.runs:
             calibrations.note_runs(
                 self._store, _calibration_key(device, plan), last.id, verdict.runs, calibration.run_ms
             )
 
-    def _known(self, device: DeviceRow, plan: Plan) -> ReferenceTimes | None:
+    def _calibration(self, device: DeviceRow, plan: Plan) -> ReferenceTimes | None:
         return known_calibration(self._store, _calibration_key(device, plan))
 
 
@@ -225,7 +225,7 @@ class AnyDevice:
 
     def __init__(self, store: Store, runners: Admissions, scratch: Path) -> None:
         self._store, self._runners, self._scratch = store, runners, scratch
-        self._found: dict[_Kind, tuple[float, _Reference | str]] = {}
+        self._cache: dict[_Kind, tuple[float, _Reference | str]] = {}
 
     def plan(self, device: DeviceRow) -> Plan:
         """Plans the device's reference run.
@@ -241,10 +241,10 @@ class AnyDevice:
 
     def _cached(self, kind: _Kind) -> _Reference | str:
         now = self._store.clock.monotonic()
-        self._found = {cached_kind: entry for cached_kind, entry in self._found.items() if now < entry[0] + _CACHED_S}
-        if kind not in self._found:
-            self._found[kind] = now, self._find(kind)
-        return self._found[kind][1]
+        self._cache = {cached_kind: entry for cached_kind, entry in self._cache.items() if now < entry[0] + _CACHED_S}
+        if kind not in self._cache:
+            self._cache[kind] = now, self._find(kind)
+        return self._cache[kind][1]
 
     def _find(self, kind: _Kind) -> _Reference | str:
         """Returns what a device of that kind runs, or why there is nothing."""

@@ -320,7 +320,7 @@ def read_news(store: Store, before: StudyRecord) -> StudyRecord:
     touched = sorted({event.trial for event in news if event.trial is not None})
     with readable(row.name):
         study_log = replace(before.log, notes=[*before.log.notes], completions=[*before.log.completions])
-        after = _read(store, row, study_log, news, before.records, trials.some(store, row.id, touched))
+        after = _read(store, row, study_log, news, before.records, trials.get_many(store, row.id, touched))
     scored_alike = (row.scales, row.reference_point) == (before.study.scales, before.study.reference_point)
     if scored_alike and after.log.devices == before.log.devices:
         return after

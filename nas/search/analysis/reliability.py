@@ -20,7 +20,7 @@ _RELIABLE = 0.5
 """Reliability below which more than half of the variance between candidates is noise."""
 _ERROR = 0.025
 """Chance of each of the two statements, of all candidates and of the best third, where these are all equal."""
-_KNOWN = 10**6
+_INFINITE_DOF = 10**6
 """Degrees of freedom of a deviation that is known."""
 
 
@@ -99,7 +99,7 @@ def _exceeds_noise(pairs: Sequence[tuple[float, float]], share: float | None, do
     from scipy.special import fdtri  # type: ignore[import-untyped]
 
     values, sds = zip(*pairs, strict=True)
-    least = fdtri(len(pairs) - 1, dof or _KNOWN, 1 - _ERROR) * fmean(sd * sd for sd in sds)
+    least = fdtri(len(pairs) - 1, dof or _INFINITE_DOF, 1 - _ERROR) * fmean(sd * sd for sd in sds)
     return share is not None and share >= _RELIABLE and variance(values) > least
 
 

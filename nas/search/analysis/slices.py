@@ -77,7 +77,7 @@ def study_slices(store: Store, study: StudySnapshot) -> tuple[list[Slice], str |
     layouts = {trial: study.records[trial].layout for trial in front}
     with readable(study.name):
         state = search_state(space, (), all_events(store, study.id))
-        results = min(sum(name in seen.objectives for seen in state.told()) for name in state.objectives)
+        results = min(sum(name in seen.objectives for seen in state.sorted_observations()) for name in state.objectives)
         if state.reference_point is None or results < MIN_POINTS:
             return [], reason
         search = EhviSearch(Sampler(space), space.search.seed)

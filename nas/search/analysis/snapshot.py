@@ -38,9 +38,9 @@ ORIGINS = ("reference", "seed", "proposal")
 """Names of the codes in the column `origin`."""
 UNKNOWN = -1
 """Code of `StudySnapshot.feasible` for a trial whose budgets are not decided."""
-BROKEN = 0
+INFEASIBLE = 0
 """Code for one that breaks a budget."""
-KEPT = 1
+FEASIBLE = 1
 """Code for one that keeps all."""
 NO_RUNG = -1
 TENTHS = 10
@@ -53,7 +53,9 @@ _MOST_DECIMALS = 22
 """Greater powers of ten are not exact."""
 
 _PASSED = ("gated_in", "training", "confirming", "complete", "stopped")
-_FEASIBLE = np.array([KEPT if s in _PASSED else BROKEN if s == "infeasible" else UNKNOWN for s in STATES], np.int8)
+_FEASIBILITY = np.array(
+    [FEASIBLE if s in _PASSED else INFEASIBLE if s == "infeasible" else UNKNOWN for s in STATES], np.int8
+)
 _NOT_KNOWN = (math.nan,) * 4
 
 Floats = NDArray[np.float64]
@@ -125,7 +127,7 @@ class StudySnapshot:
 
     def feasible(self) -> NDArray[np.int8]:
         """Returns [N] whether a trial keeps its budgets, as far as they are decided."""
-        return np.asarray(_FEASIBLE[self.table["state"]])
+        return np.asarray(_FEASIBILITY[self.table["state"]])
 
     def proposed(self) -> NDArray[np.bool_]:
         """Returns [N] whether a trial is no reference."""

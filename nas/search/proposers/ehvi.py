@@ -152,7 +152,7 @@ class EhviSearch(BaseProposer):
     def propose(self, rng: Rng) -> Child:
         parents = stock(self.log, self.sampler)
         self.expected_gain = None
-        count = sum(bool(seen.objectives) for seen in self.log.told()) + len(self.log.prior())
+        count = sum(bool(seen.objectives) for seen in self.log.sorted_observations()) + len(self.log.prior())
         if self.log.reference_point is None or count < MIN_POINTS:
             return breed(parents, self.sampler, rng)
         most = self.sampler.space.search.pool
@@ -182,7 +182,7 @@ class EhviSearch(BaseProposer):
         """Returns the surrogate fitted to all observations and to predictions of layouts that are under way."""
         stage = self.log.revision, len(self.log.proposals)
         if self._fitted is None or self._fitted[0] != stage:
-            observations = self.log.told()
+            observations = self.log.sorted_observations()
             if len(observations) > _MOST_ROWS:
                 ranked = [layout.id for _, layout in sorted(self.log.parents(), key=lambda parent: parent[0])]
                 best = 2 * _MOST_ROWS // 3

@@ -74,7 +74,7 @@ class CacheEvolution(Evolution):
     def parents(self) -> Stock:
         """Returns all layouts with a quality, within the budgets or not."""
         whole = set(self._quality)
-        seen = [item for item in self.log.told() if whole <= item.objectives.keys()]
+        seen = [item for item in self.log.sorted_observations() if whole <= item.objectives.keys()]
         points = [
             [
                 *(item.objectives[name] for name in self._quality),

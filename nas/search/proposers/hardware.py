@@ -37,7 +37,7 @@ _CACHE = 1
 """Index of bytes of cache among the sums."""
 _NOT_OF = {"MB": ("read", "prompt", "decode"), "ms": ("widest",)}
 """Unit of a figure -> terms that it does not depend on: memory on no work, time on no buffers."""
-_OWN = ("layers", "read", "held", "decode", "cache", "state")
+_KIND_TERMS = ("layers", "read", "held", "decode", "cache", "state")
 """Terms of each kind of block by itself."""
 _SPILL = (1e6, 2e6, 4e6)
 """Bytes of cache of one layer above which reading it may cost more."""
@@ -92,7 +92,7 @@ class Costs:
     ) -> None:
         self._workload, self._kinds = workload, tuple(dict.fromkeys(kinds))
         self._arguments = [(kind, arg.name) for kind in self._kinds for arg in BLOCKS[kind].args]
-        self._own = len(self._kinds) * len(_OWN)
+        self._kind_columns = len(self._kinds) * len(_KIND_TERMS)
         self._used, self._unit, self._quantisations = _used(unit), unit, tuple(quantisations)
         self._vectors, self._towers = vectors, towers
         self._seen: dict[str, Array] = {}
@@ -110,12 +110,12 @@ class Costs:
 
     def tracks(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, T] amounts of each kind of block, the sums of its arguments, and marks of the quantisation."""
-        tracks = self._amounts(layouts)[:, len(TERMS) : len(TERMS) + self._own + len(self._arguments)]
+        tracks = self._amounts(layouts)[:, len(TERMS) : len(TERMS) + self._kind_columns + len(self._arguments)]
         return np.hstack([tracks, self._marks(layouts), self._widths(layouts)])
 
     def sums(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, S] amounts of which a figure may be a sum: terms, those of each kind of block, and excesses."""
-        amounts, after = self._amounts(layouts), len(TERMS) + self._own
+        amounts, after = self._amounts(layouts), len(TERMS) + self._kind_columns
         excesses = amounts[:, after + len(self._arguments) :]
         weights = self._weights(layouts)
         widths = self._widths(layouts)
@@ -164,7 +164,7 @@ class Costs:
     def _count_layer(self, layer: Layer, d_model: int) -> Array:
         """Returns `TERMS[_SUMMED]`, `tracks`, and the most weights per input of a mixer and of a feed-forward."""
         workload = self._workload
-        by_kind = {kind: np.zeros(len(_OWN)) for kind in self._kinds}
+        by_kind = {kind: np.zeros(len(_KIND_TERMS)) for kind in self._kinds}
         arguments = dict.fromkeys(self._arguments, 0.0)
         work, widest = np.zeros(len(TERMS[_SUMMED])), {"mixer": 0.0, "ffn": 0.0}
         for block in layer.blocks:

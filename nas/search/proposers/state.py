@@ -35,7 +35,7 @@ class SearchState:
         self.objectives = objectives
         self.seed = seed
         self.proposals: list[Proposal] = []
-        self._asked: set[str] = set()
+        self._proposed_ids: set[str] = set()
         self.observations: dict[str, Observation] = {}
         self.earlier: dict[str, Observation] = {}
         """Of other studies: models learn from them, but they are not on this study's front."""
@@ -45,14 +45,14 @@ class SearchState:
 
     def knows(self, layout: Layout) -> bool:
         """Returns whether `layout` was proposed or observed."""
-        return layout.id in self.observations or layout.id in self._asked
+        return layout.id in self.observations or layout.id in self._proposed_ids
 
     def add(self, proposal: Proposal) -> None:
         """Records a proposal."""
         self.proposals.append(proposal)
-        self._asked.add(proposal.layout.id)
+        self._proposed_ids.add(proposal.layout.id)
 
-    def told(self) -> list[Observation]:
+    def sorted_observations(self) -> list[Observation]:
         """Returns all observations, in the order of layout ids."""
         return [self.observations[key] for key in sorted(self.observations)]
 
@@ -65,14 +65,16 @@ class SearchState:
 
         A proposal that waits at a rung until the search ends keeps none of them out.
         """
-        others = [seen for seen in self.told() if seen.layout.id not in self._asked]
+        others = [seen for seen in self.sorted_observations() if seen.layout.id not in self._proposed_ids]
         proposed = (self.observations.get(past.layout.id) for past in self.proposals)
         return [seen for seen in (*others, *proposed) if seen is not None and seen.status != "running"]
 
     def complete(self) -> list[Observation]:
         """Returns complete ones with all objectives, in the order of layout ids."""
         whole = set(self.objectives)
-        return [seen for seen in self.told() if seen.status == "complete" and whole <= seen.objectives.keys()]
+        return [
+            seen for seen in self.sorted_observations() if seen.status == "complete" and whole <= seen.objectives.keys()
+        ]
 
     def pending(self) -> list[Layout]:
         """Returns proposed layouts without a final observation, in the order of proposals."""
@@ -107,10 +109,12 @@ class SearchState:
         complete = self.feasible()
         order = [(int(rank), seen.layout) for rank, seen in zip(ranks(self.points(complete)), complete, strict=True)]
         worst = max((rank for rank, _ in order), default=-1)
-        order += [(worst + 1, seen.layout) for seen in self.told() if seen.status in ("stopped", "running")]
+        order += [
+            (worst + 1, seen.layout) for seen in self.sorted_observations() if seen.status in ("stopped", "running")
+        ]
         order += [(worst + 1, seen.layout) for seen in self.prior() if seen.status == "complete"]
         over = [seen for seen in self.complete() if _excess(seen) > 0]
-        late = [*over, *(seen for seen in self.told() if seen.status == "infeasible")]
+        late = [*over, *(seen for seen in self.sorted_observations() if seen.status == "infeasible")]
         late.sort(key=lambda seen: (_excess(seen), seen.layout.id))
         return order + [(worst + 2 + index, seen.layout) for index, seen in enumerate(late)]
 
@@ -156,7 +160,7 @@ class SearchState:
             "seed": self.seed,
             "reference_point": None if self.reference_point is None else list(self.reference_point),
             "proposals": [proposal.to_json() for proposal in self.proposals],
-            "observations": [seen.to_json() for seen in self.told()],
+            "observations": [seen.to_json() for seen in self.sorted_observations()],
             "earlier": [self.earlier[key].to_json() for key in sorted(self.earlier)],
         }
 
@@ -171,7 +175,7 @@ class SearchState:
             raise InvalidInput(f"search state of {origin}; expected version {_VERSION} with seed {self.seed}")
         point = data["reference_point"]
         self.reference_point = None if point is None else tuple(point)
-        self.proposals, self._asked = [], set()
+        self.proposals, self._proposed_ids = [], set()
         for item in data["proposals"]:
             self.add(Proposal.from_json(item))
         seen = [Observation.from_json(item) for item in data["observations"]]

@@ -130,7 +130,7 @@ class Kernels:
         mean = sum(squared[group] / self._width(group) for group in self._strings) / len(self._strings)
         yield _exponential(np.sqrt(np.maximum(mean, 0.0)))
 
-    def own(self, a: Array) -> Array:
+    def diagonal(self, a: Array) -> Array:
         """Returns [G, A] kernels of each row with itself."""
         size, ones = len(self._centre), np.ones(len(a))
         squares = {group: (a[:, columns] ** 2).sum(axis=1) for group, columns in self._columns.items()}
@@ -340,7 +340,7 @@ class Surrogate:
     def predict(self, layouts: Sequence[Layout]) -> tuple[Forecast, Forecast]:
         """Returns forecasts of the objectives and of the constraints, at the top rung."""
         rows = self._kernels.rows(list(layouts))
-        variances = self._kernels.own(rows)
+        variances = self._kernels.diagonal(rows)
         cross = self._kernels.between(rows, self._plain)  # at the top rung, the rungs of others make no difference
         mean, sd = np.zeros((2, len(rows), len(self.objectives) + len(self.constraints)))
         done: dict[int, tuple[Array, Array]] = {}

@@ -26,7 +26,7 @@ from nas.search.proposers import PROPOSERS, Sampler
 from nas.search.spaces.loader import Further
 from nas.search.spaces.yaml_text import KeyPath
 
-Found = Iterator[tuple[KeyPath, str]]
+Problems = Iterator[tuple[KeyPath, str]]
 
 
 def support_filter(space: SearchSpace) -> Callable[[Layout], bool]:
@@ -74,7 +74,7 @@ def installed(
         base: folder of relative paths; None: files of corpora are not looked for.
     """
 
-    def check(value: Any, choices: SearchSpace | None) -> Found:
+    def check(value: Any, choices: SearchSpace | None) -> Problems:
         document = value if isinstance(value, dict) else {}
         if devices is not None:
             names = document.get("devices")
@@ -134,7 +134,7 @@ def _unsupported_references(references: Any, runtimes: list[tuple[Runtime, str]]
     return problems
 
 
-def _absent_cores(workloads: Any) -> Found:
+def _absent_cores(workloads: Any) -> Problems:
     """Finds workloads that are pinned to cores which this machine has not."""
     for name in workloads if isinstance(workloads, dict) else ():
         cores = _at(workloads[name], "affinity")
@@ -145,7 +145,7 @@ def _absent_cores(workloads: Any) -> Found:
                 yield ("workloads", name, "affinity"), error.removeprefix("affinity: ")
 
 
-def _missing_texts(corpus: Any, base: Path) -> Found:
+def _missing_texts(corpus: Any, base: Path) -> Problems:
     """Finds entries of a corpus that name no file."""
     keys: KeyPath = ("quality", "corpus") if isinstance(corpus, list) else ("quality", "corpus", "files")
     entries = corpus if isinstance(corpus, list) else _at(corpus, "files")
@@ -154,7 +154,7 @@ def _missing_texts(corpus: Any, base: Path) -> Found:
             yield (*keys, index), error
 
 
-def _no_layout(choices: SearchSpace, runtimes: list[tuple[Runtime, str]], draw_s: float) -> Found:
+def _no_layout(choices: SearchSpace, runtimes: list[tuple[Runtime, str]], draw_s: float) -> Problems:
     until = time.monotonic() + draw_s
     if error := _error(lambda: Sampler(choices, _carried_by(runtimes)).draw(np.random.default_rng(0), until)):
         yield ("layouts" if choices.layouts else "mixers",), error

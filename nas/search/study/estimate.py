@@ -212,7 +212,7 @@ class _Progress:
         if any(counts):
             parts = self._parts(counts, [rung for rung in rungs if counts[2 + rung]], 0, 0, 0, workers)
         else:  # the second measurement and fresh seeds, once nothing else is left
-            parts = {} if self.unproposed or not self.candidates else self.left(0, workers)
+            parts = {} if self.unproposed or not self.candidates else self.seconds_left(0, workers)
         share = min(_UNDER_WAY, self.since_s / max(pace * sum(parts.values()), 1e-9))
         return {name: share * seconds for name, seconds in parts.items()}
 
@@ -224,7 +224,7 @@ class _Progress:
     def _stages(self) -> range:
         return range(3 + len(self.space.quality.rungs))
 
-    def left(self, unproposed: int, workers: int, *, rescore: bool = True) -> dict[str, float]:
+    def seconds_left(self, unproposed: int, workers: int, *, rescore: bool = True) -> dict[str, float]:
         """Returns the rough seconds of each part of the work that remains, with so many layouts to be proposed."""
         rungs, references = self.space.quality.rungs, len(self.space.references.layouts())
         entering = max(1, round((len(self.candidates) + unproposed) * self.feasible))
@@ -435,11 +435,15 @@ def _estimate(
 
     unproposed, hours = progress.unproposed, progress.space.search.stop.hours
     if hours is not None and unproposed:  # proposals end then; work grows evenly with their number
-        begun_s, whole_s = (pace * sum(progress.left(n, workers, rescore=False).values()) for n in (0, unproposed))
+        begun_s, whole_s = (
+            pace * sum(progress.seconds_left(n, workers, rescore=False).values()) for n in (0, unproposed)
+        )
         share = (hours * 3600 - progress.elapsed_s - progress.since_s - begun_s) / max(whole_s - begun_s, 1e-9)
         unproposed = min(unproposed, max(1, math.ceil(unproposed * share)))
     begun = progress.begun(pace, workers)
-    remaining = {name: seconds - begun.get(name, 0.0) for name, seconds in progress.left(unproposed, workers).items()}
+    remaining = {
+        name: seconds - begun.get(name, 0.0) for name, seconds in progress.seconds_left(unproposed, workers).items()
+    }
     total = span(sum(remaining.values()))
     parts = [EstimatePart(name=name, seconds=span(seconds)) for name, seconds in remaining.items() if seconds > 0]
     large = [part for part in parts if part.seconds.typical >= max(30.0, 0.05 * total.typical)]

@@ -318,7 +318,7 @@ _PARTS = {
 """Tensor of all experts -> the tensors of one of which it is made, under each of their names."""
 
 
-def _own(options: Options) -> TrainedModel:
+def _hilnas_model(options: Options) -> TrainedModel:
     """Reads a folder that hilnas wrote, without its code."""
     eps = options.number("norm_eps", EPS)
     options.refuse(eps != EPS, f"norms of epsilon {eps:g}, other than {EPS:g}")
@@ -375,6 +375,6 @@ def _unsayable(options: Options) -> list[str]:
 FAMILIES: dict[str, Callable[[Options], TrainedModel]] = {
     **{name: stock.read for name, stock in STOCK.items()},
     **HYBRIDS,
-    "hilnas": _own,
+    "hilnas": _hilnas_model,
 }
 """transformers' `model_type` -> reader of its configuration; also that of folders that hilnas wrote."""

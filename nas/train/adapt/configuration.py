@@ -120,7 +120,7 @@ class Options:
         value = self._config.get(name)
         return default if value is None else value
 
-    def given(self, name: str) -> bool:
+    def has_value(self, name: str) -> bool:
         """Returns whether a value is not null; a missing one is the class's default."""
         return name not in self._config or self._config[name] is not None
 
@@ -303,9 +303,9 @@ def attention_shape(
     return {
         "heads": heads,
         "kv_heads": options.whole(
-            "num_key_value_heads", kv_heads if kv_heads and options.given("num_key_value_heads") else heads
+            "num_key_value_heads", kv_heads if kv_heads and options.has_value("num_key_value_heads") else heads
         ),
-        "head_dim": options.whole("head_dim", head_dim if head_dim and options.given("head_dim") else usual),
+        "head_dim": options.whole("head_dim", head_dim if head_dim and options.has_value("head_dim") else usual),
         "qk_norm": qk_norm,
     }
 

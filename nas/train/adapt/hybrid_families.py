@@ -190,7 +190,7 @@ def _falcon_h1(options: Options) -> TrainedModel:
         norm=normed,
         **_inner(
             options.whole(
-                "mamba_d_ssm", 1024 if options.given("mamba_d_ssm") else options.whole("mamba_expand", 2) * d_model
+                "mamba_d_ssm", 1024 if options.has_value("mamba_d_ssm") else options.whole("mamba_expand", 2) * d_model
             ),
             d_model,
         ),
@@ -279,7 +279,7 @@ def _latent(options: Options) -> TrainedModel:
         head_dim=options.whole("v_head_dim", 128),
         nope_dim=options.whole("qk_nope_head_dim", 128),
         rope_dim=options.whole("qk_rope_head_dim", 64),
-        query=options.whole("q_lora_rank", 1536) if options.given("q_lora_rank") else 0,
+        query=options.whole("q_lora_rank", 1536) if options.has_value("q_lora_rank") else 0,
         rope_theta=rope["rope_theta"],
     )
     dense, experts = Block.of("swiglu", width=options.whole("intermediate_size")), options.get("model_type") != "youtu"

@@ -57,7 +57,7 @@ class Workers:
     opened: Callable[[int], AbstractContextManager[Compute]]
 
     @staticmethod
-    def here(count: int) -> Workers:
+    def local(count: int) -> Workers:
         """Returns so many processes of this machine."""
         return Workers(count, lambda tasks: RayCompute(min(count, tasks)))
 
@@ -74,7 +74,7 @@ def workers_of(request: AdaptRequest) -> Workers | None:
         InvalidInput: it names both kinds.
     """
     if request.ray_address is None:
-        return Workers.here(request.workers) if request.workers > 1 else None
+        return Workers.local(request.workers) if request.workers > 1 else None
     if request.workers > 1:
         raise InvalidInput("cannot be combined with --ray-address: the cluster has its own", where="--workers")
     return Workers.of_cluster(request.ray_address)

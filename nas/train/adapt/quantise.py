@@ -241,8 +241,8 @@ class Quantiser:
     def __init__(self, request: QuantiseRequest, build: Build, folder: Path, log: Log) -> None:
         self._request, self._build, self._folder, self._log = request, build, folder, log
         self._sha256 = sha256_of(request.source)
-        self._kept = paths.cache() / "divergences"
-        self._kept.mkdir(parents=True, exist_ok=True)
+        self._cache = paths.cache() / "divergences"
+        self._cache.mkdir(parents=True, exist_ok=True)
         self._texts: dict[str, str] = {}
 
     def choose(self, destination: Path) -> Quantised:
@@ -309,7 +309,7 @@ class Quantiser:
         if not request.importance_from:
             return None
         key = content_hash([_VERSION, self._sha256, self._build.runner.build, request.importance_from])
-        path = self._kept / f"{key}.imatrix.gguf"
+        path = self._cache / f"{key}.imatrix.gguf"
         if not path.is_file():
             self._log("computing the importance matrix")
             write_importance(self._build, request.source, request.importance_from, path, request.threads)
@@ -481,7 +481,7 @@ class Quantiser:
     ) -> Divergence:
         matrix = self._request.importance_from if importance else ""
         key = content_hash([_VERSION, self._sha256, self._build.runner.build, matrix, self._text(text), *what])
-        record = self._kept / f"{key}.json"
+        record = self._cache / f"{key}.json"
         if record.is_file():
             return Divergence(**json.loads(record.read_text(encoding="utf-8")))
         scratch = self._folder / "compared.gguf"

@@ -236,7 +236,7 @@ class Stock:
         name = f"{which}_logit_softcapping"
         if self.capped is None or (which == "attn" and not self.capped):
             return False
-        return options.get(name) is not None or (self.capped and options.given(name))
+        return options.get(name) is not None or (self.capped and options.has_value(name))
 
     def _rope(self, options: Options, head_dim: int, inside: bool) -> tuple[dict[str, Any], float]:
         """Returns RoPE's arguments of layers with windows (`inside`) or without, and a factor of their scores."""
@@ -314,12 +314,12 @@ def _windows(options: Options, depth: int, stock: Stock) -> list[int | None]:
     """Returns the window of each layer; None: it sees all tokens."""
     kind = options.get("model_type")
     valid = {name: name for name in ("full_attention", "sliding_attention")}
-    default = stock.window if options.given("sliding_window") else None
+    default = stock.window if options.has_value("sliding_window") else None
     value = options.get("sliding_window", default)
     if stock.windows == "all":
         return [None if value is None else options.whole("sliding_window", value)] * depth
     switched = stock.windows == "switch" and options.flag("use_sliding_window")
-    if not options.given("sliding_window") or (not switched and (stock.windows != "types" or value is None)):
+    if not options.has_value("sliding_window") or (not switched and (stock.windows != "types" or value is None)):
         return [None] * depth
     qwen = kind in ("qwen2", "qwen3")
     window = options.whole("sliding_window", 4096 if qwen else default)
@@ -340,7 +340,7 @@ def _windows(options: Options, depth: int, stock: Stock) -> list[int | None]:
 def _bases(options: Options, windows: list[int | None]) -> list[float | None]:
     """Returns RoPE's base of each layer where the family's layers differ, 0: no positions; None: the model's."""
     kind, depth = options.get("model_type"), len(windows)
-    if kind == "exaone4" and options.given("sliding_window"):
+    if kind == "exaone4" and options.has_value("sliding_window"):
         return [0.0 if window is None else None for window in windows]
     if kind in ("granite_swa", "granitemoe_swa") and options.get("layer_rope_theta") is not None:
         bases = options.get("layer_rope_theta")

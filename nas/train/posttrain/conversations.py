@@ -98,7 +98,7 @@ class Message(BaseModel):
     weight: Literal[0, 1] = 1
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The content; empty: none."""
         return self.content or ""
 
@@ -151,7 +151,7 @@ class Conversation(ChatLine):
     @property
     def answer(self) -> str:
         """Content of the last message; see `ChatTokenizer.plain` for one that calls tools."""
-        return self.messages[-1].said
+        return self.messages[-1].text
 
     def problem(self, special: Sequence[str] = SPECIAL) -> str | None:
         problem = problem_of(self.messages, "assistant", special) or problem_of_tools(self.tools, special)
@@ -200,7 +200,7 @@ def problem_of(messages: Sequence[Message], last: Role, special: Sequence[str] =
         if message.role not in _FOLLOWS[before]:
             expected, where = " or ".join(_FOLLOWS[before]), f"after {before}" if before else "at the start"
             return f"message {number} has role {message.role}, expected {expected} {where}"
-        if message.role in ("user", "assistant") and not message.said.strip() and not message.tool_calls:
+        if message.role in ("user", "assistant") and not message.text.strip() and not message.tool_calls:
             return f"message {number} ({message.role}) is empty"
         allowed = _IN_ANSWERS if message.role == "assistant" else ()
         if token := _special_in(message.texts(), [token for token in special if token not in allowed]):
@@ -559,7 +559,7 @@ class ChatTokenizer:
             answer, end = self._split(whole.removeprefix(before))
             if not (before.startswith(done) and whole.startswith(before) and end and _says(answer, message)):
                 what = "leaves out the tool calls of" if message.tool_calls else "changes"
-                raise InvalidInput(f"its chat template {what} the answer {message.said[:40]!r}", where=self._where)
+                raise InvalidInput(f"its chat template {what} the answer {message.text[:40]!r}", where=self._where)
             yield before[len(done) :], False
             yield answer + end, bool(message.weight)
             done = before + answer + end
@@ -604,9 +604,9 @@ def _is_rich(conversation: Conversation) -> bool:
 def _says(answer: str, message: Message) -> bool:
     """Returns whether a rendered answer is what a message says: its content, or its content among its calls."""
     if not message.tool_calls and message.reasoning is None:
-        return answer.strip() == message.said.strip()
+        return answer.strip() == message.text.strip()
     names = [call.get("function", call).get("name", "") for call in message.tool_calls]
-    return all(text in answer for text in (message.said.strip(), *map(str, names)))
+    return all(text in answer for text in (message.text.strip(), *map(str, names)))
 
 
 _PROBE = tuple(map(Message.model_validate, TURN["messages"])) * 2

@@ -79,7 +79,7 @@ _PARTS = _Parts({0x2212: " - "})
 
 def question_text(conversation: Conversation) -> str:
     """Returns the contents of all messages but the assistant's, in lower case, with single spaces."""
-    said = (message.said for message in conversation.messages if message.role != "assistant")
+    said = (message.text for message in conversation.messages if message.role != "assistant")
     return " ".join(" ".join(said).lower().split())
 
 
@@ -106,7 +106,7 @@ def in_languages(conversations: Sequence[Conversation], languages: Sequence[str]
 
 
 def _spoken(conversation: Conversation) -> str:
-    return "\n".join(message.said for message in conversation.messages if message.role in ("user", "assistant"))
+    return "\n".join(message.text for message in conversation.messages if message.role in ("user", "assistant"))
 
 
 def without_near_duplicates(conversations: Sequence[Conversation], threshold: float) -> list[int]:

@@ -41,8 +41,8 @@ def arithmetic(rng: Random) -> Conversation:
     """Sum or difference of two numbers up to 20, with a result of at least 0."""
     a, b = rng.randint(0, 20), rng.randint(0, 20)
     if rng.random() < 0.5:
-        return _asked("arithmetic", f"What is {a} + {b}?", str(a + b))
-    return _asked("arithmetic", f"What is {max(a, b)} - {min(a, b)}?", str(abs(a - b)))
+        return _single_turn("arithmetic", f"What is {a} + {b}?", str(a + b))
+    return _single_turn("arithmetic", f"What is {max(a, b)} - {min(a, b)}?", str(abs(a - b)))
 
 
 def lookup(rng: Random) -> Conversation:
@@ -51,7 +51,7 @@ def lookup(rng: Random) -> Conversation:
     values = {key: rng.randint(10, 99) for key in keys}
     table = ", ".join(f"{key} = {value}" for key, value in values.items())
     key = rng.choice(keys)
-    return _asked("lookup", f"Table: {table}. What is {key}?", str(values[key]))
+    return _single_turn("lookup", f"Table: {table}. What is {key}?", str(values[key]))
 
 
 def formatting(rng: Random) -> Conversation:
@@ -60,13 +60,13 @@ def formatting(rng: Random) -> Conversation:
     match rng.randrange(3):
         case 0:
             count = rng.randint(2, 4)
-            return _asked("format", f"Write {thing} {count} times.", " ".join([thing] * count))
+            return _single_turn("format", f"Write {thing} {count} times.", " ".join([thing] * count))
         case 1:
             other = rng.choice([candidate for candidate in _THINGS if candidate != thing])
-            return _asked("format", f"List {thing} and {other}.", f"- {thing}\n- {other}")
+            return _single_turn("format", f"List {thing} and {other}.", f"- {thing}\n- {other}")
         case _:
             text = json.dumps({"name": name, "has": thing})
-            return _asked("format", f"As JSON: {name} has a {thing}.", text)
+            return _single_turn("format", f"As JSON: {name} has a {thing}.", text)
 
 
 def tool_call(rng: Random) -> Conversation:
@@ -78,7 +78,7 @@ def tool_call(rng: Random) -> Conversation:
     call = f'<|tool_call_start|>[{tool["name"]}(city="{city}")]<|tool_call_end|>'
     tools = (_WEATHER, _CLOCK)
     if rng.random() < 0.5:
-        return _asked("tool call", question, call, tools=tools)
+        return _single_turn("tool call", question, call, tools=tools)
     degrees, hour = rng.randint(0, 35), rng.randint(1, 12)
     result = {"degrees": degrees} if weather else {"hour": hour}
     answer = f"It is {degrees} degrees in {city}." if weather else f"It is {hour} o'clock in {city}."
@@ -110,7 +110,7 @@ TASKS: dict[str, Callable[[Random], Conversation]] = {
 
 def is_test(conversation: Conversation) -> bool:
     """Returns whether a conversation is in the test set, by the hash of its question."""
-    text = "\n".join(message.said for message in conversation.question)
+    text = "\n".join(message.text for message in conversation.question)
     return zlib.crc32(text.encode()) < _TEST_SHARE * 2**32
 
 
@@ -182,7 +182,7 @@ def write_tasks(folder: Path, train: int, test: int, pairs: int, lines: int, see
     write_durably(folder / "text" / "text.txt", "".join(line + "\n" for line in text(lines, seed)).encode())
 
 
-def _asked(task: str, question: str, answer: str, tools: tuple[dict[str, object], ...] = ()) -> Conversation:
+def _single_turn(task: str, question: str, answer: str, tools: tuple[dict[str, object], ...] = ()) -> Conversation:
     return _conversation(task, [("user", question), ("assistant", answer)], tools)
 
 

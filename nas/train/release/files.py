@@ -261,7 +261,7 @@ def _with_parts(
         ledger.save(record)
         for loader, part in parts:
             key = content_hash([member.model, *part.inputs])
-            files = ledger.kept(key)
+            files = ledger.intact_files(key)
             if not files:
                 ledger.open()
                 log(f"{member.name}: writing {part.name}")
@@ -283,7 +283,7 @@ def _with_card(
     folder: Path, name: str, layout: Layout, options: FileOptions, record: MemberFiles, ledger: FileLedger
 ) -> MemberFiles:
     text = _card(folder, name, layout, options, record)
-    files = ledger.kept(card_key(text))
+    files = ledger.intact_files(card_key(text))
     if not files:
         ledger.open()
         files = (write_card(folder, text),)
@@ -329,7 +329,7 @@ class FileLedger:
         record = files_of(folder)
         self._before = record.files if record else ()
 
-    def kept(self, key: str) -> tuple[MemberFile, ...]:
+    def intact_files(self, key: str) -> tuple[MemberFile, ...]:
         """Returns the files that an earlier run wrote under `key`; none if one of them is missing or damaged."""
         files = tuple(file for file in self._before if file.key == key)
         return files if all(_is_intact(self._folder, file) for file in files) else ()

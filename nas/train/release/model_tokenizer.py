@@ -105,7 +105,7 @@ _DEEPSEEK = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-_KNOWN: list[tuple[list[_Json], Mapping[bool, str]]] = [
+_PRE_TOKENIZERS: list[tuple[list[_Json], Mapping[bool, str]]] = [
     (_words_and(r"\p{N}{1,3}"), {True: "llama-bpe", False: "dbrx"}),
     (_words_and(r"\p{N}"), {False: "qwen2"}),
     ([_split_by(_MARKED)], {False: "qwen35"}),
@@ -132,7 +132,9 @@ _ALIKE = {
 def pre_tokenizer_of(name: str) -> tuple[_Json, bool] | None:
     """Returns the pre-tokenizer that llama.cpp calls so, and ignore_merges; None: it is not known here."""
     same = _ALIKE.get(name, name)
-    entries = ((forms[-1], ignore) for forms, names in _KNOWN for ignore, called in names.items() if called == same)
+    entries = (
+        (forms[-1], ignore) for forms, names in _PRE_TOKENIZERS for ignore, called in names.items() if called == same
+    )
     return next(entries, None)
 
 
@@ -384,7 +386,7 @@ def _scores(about: Mapping[str, Any]) -> dict[str, float] | None:
 def _pre_tokenizer(about: Mapping[str, Any]) -> str | None:
     """Returns llama.cpp's name of how text is split; None: it has none."""
     parts = _without_offsets(about.get("pre_tokenizer"))
-    names: Mapping[bool, str] = next((names for forms, names in _KNOWN if parts in forms), {})
+    names: Mapping[bool, str] = next((names for forms, names in _PRE_TOKENIZERS if parts in forms), {})
     return names.get(bool(about["model"].get("ignore_merges")))
 
 

@@ -36,7 +36,7 @@ TURN: Mapping[str, Any] = {
 }
 """What a template reads, with one question and its answer."""
 
-_KEPT = ("LD_LIBRARY_PATH",)
+_ENV_VARS = ("LD_LIBRARY_PATH",)
 
 SECONDS = 5.0
 """Most processor time of a text."""
@@ -72,7 +72,7 @@ class _Renderer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={name: os.environ[name] for name in _KEPT if name in os.environ},
+            env={name: os.environ[name] for name in _ENV_VARS if name in os.environ},
             bufsize=0,
         )
 

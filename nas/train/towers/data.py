@@ -76,9 +76,9 @@ class MediaConversation(Conversation):
             return f"has speech, which models that read {modality.noun}s do not answer with"
         if not self.paths and self.speech is None:
             return f"has no {modality.noun}: conversations without are for --text"
-        marks = sum(message.said.count(marker) for message in self.messages if message.role == "user")
+        marks = sum(message.text.count(marker) for message in self.messages if message.role == "user")
         if marks != len(self.paths) or any(
-            marker in message.said for message in self.messages if message.role != "user"
+            marker in message.text for message in self.messages if message.role != "user"
         ):
             counts = f"{len(self.paths)} {modality.noun}s, but {marks} {marker}"
             return f"{counts} in the user's messages, where alone they may be"
@@ -88,9 +88,9 @@ class MediaConversation(Conversation):
         """Returns the conversation with the tokens of its files, given for each."""
         messages, done = [], 0
         for message in self.messages:
-            count = message.said.count(self.modality.marker)
+            count = message.text.count(self.modality.marker)
             texts = tokens[done : done + count]
-            content = self.modality.expanded(message.said, texts) if count else message.content
+            content = self.modality.expanded(message.text, texts) if count else message.content
             messages.append(message.model_copy(update={"content": content}))
             done += count
         return Conversation(messages=tuple(messages), tools=self.tools)

@@ -147,7 +147,7 @@ class Turn:
     mode: Mode
     tokens: SpeechTokens
     speaking: bool = False
-    _left: int = field(default=TEXT_STEPS, init=False)
+    _steps_left: int = field(default=TEXT_STEPS, init=False)
     _text_over: bool = field(default=False, init=False)
     _sound_over: bool = field(default=False, init=False)
 
@@ -156,17 +156,17 @@ class Turn:
         if self.mode == "sequential":
             self.speaking = token == self.tokens.start
             return
-        self._left -= 1
+        self._steps_left -= 1
         self._text_over |= token == self.tokens.text_end
-        if (self._text_over or not self._left) and not self._sound_over:
-            self.speaking, self._left = True, SOUND_STEPS
+        if (self._text_over or not self._steps_left) and not self._sound_over:
+            self.speaking, self._steps_left = True, SOUND_STEPS
 
     def sound(self, *, end: bool) -> None:
         """Updates the state after a frame; `end`: its codes are those that end the sound."""
-        self._left -= 1
+        self._steps_left -= 1
         self._sound_over |= end
-        if end or (self.mode == "interleaved" and not self._left and not self._text_over):
-            self.speaking, self._left = False, TEXT_STEPS
+        if end or (self.mode == "interleaved" and not self._steps_left and not self._text_over):
+            self.speaking, self._steps_left = False, TEXT_STEPS
 
 
 def woven(mode: Mode, tokens: SpeechTokens, text: Sequence[int], frames: int) -> list[int]:
