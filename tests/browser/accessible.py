@@ -31,7 +31,8 @@ def expect_readable(page: Page, url: str, title: str) -> None:
     """The page opens under that heading, styled, without a finding in either colour scheme, and fits a phone."""
     page.goto(url, wait_until="networkidle")
     expect(page.get_by_role("heading", level=1)).to_contain_text(title)
-    assert page.evaluate("[...document.styleSheets].every((sheet) => sheet.cssRules.length)")
+    rules = page.evaluate("[...document.styleSheets].map((sheet) => sheet.cssRules.length)")
+    assert rules and all(rules)
     expect_accessible(page)
     page.set_viewport_size({"width": 360, "height": 800})
     expect(page.locator("html")).to_have_js_property("scrollWidth", 360)

@@ -27,6 +27,7 @@ CUT = "all => all.filter((each) => each.scrollWidth > each.clientWidth + 1).map(
 
 def cut(page: Page, selector: str) -> list[str]:
     """Returns what is still cut off when scripts had two seconds to follow a new width."""
+    expect(page.locator(selector).first).to_be_visible()
     for _ in range(20):
         names: list[str] = page.locator(selector).evaluate_all(CUT)
         if not names:
@@ -73,7 +74,6 @@ def test_tables_are_not_cut_off(page: Page, finished: str, path: str, tables: st
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(finished + path)
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
-    expect(page.locator(tables).first).to_be_visible()
     assert cut(page, tables) == []
 
 

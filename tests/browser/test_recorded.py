@@ -128,7 +128,7 @@ def test_names_of_references_stay_inside_their_panel(page: Page, recorded: str) 
     boxes = state(page, "page.panels.map(({ plot: { bbox } }) => [bbox.left, bbox.left + bbox.width, bbox.top])")
     drawn = state(page, "window.drawn")
     assert {text for text, *_ in drawn} == {"attention", "published"}
-    left_edge, right_edge, top_edge = (min(values) for values in zip(*boxes, strict=True))
+    left_edge, _, top_edge = (min(values) for values in zip(*boxes, strict=True))
     right_edge = max(box[1] for box in boxes)
     for text, start, end, y, _ in drawn:
         assert left_edge <= start and end <= right_edge and y > top_edge, text
@@ -150,6 +150,7 @@ def test_references_are_exactly_on_their_values(page: Page, recorded: str) -> No
     published = "page.data.references.find(({ name }) => name === 'published').values"
     places = state(page, f"page.panels.map((panel) => ['x', 'y'].map((side) => panel.at({published}, side)))")
     centres = [[sum(ends) / 10 for ends in zip(*star, strict=True)] for star in state(page, "window.stars")]
+    assert len(places) == 3
     for place in places:
         assert any(math.dist(place, centre) < 0.5 for centre in centres), (place, centres)
 

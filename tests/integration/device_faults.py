@@ -46,25 +46,25 @@ class RemoteFaults:
         """A runner that does not end by itself."""
         with ThreadPoolExecutor(1) as threads:
             result = threads.submit(transport.run, RUNNER, env={}, deadline_s=deadline_s, output_limit=100)
-            assert within(60, lambda: bool(device.processes(*RUNNER))) or result.result()
+            assert within(60, lambda: bool(device.processes(*RUNNER))), result.result()
             yield result
 
-    def gone(self, device: Machine, seconds: float = LATEST_S) -> bool:
+    def has_ended(self, device: Machine, seconds: float = LATEST_S) -> bool:
         return within(seconds, lambda: not device.processes(*RUNNER))
 
     def test_the_connection_breaks_during_a_run(self, device: Machine, transport: ShellTransport, daemon: str) -> None:
         with self.running(device, transport, 300) as result:
             device.kill(daemon)
-            assert self.gone(device)
+            assert self.has_ended(device)
             with pytest.raises(InfrastructureFailed):
                 result.result()
         assert within(60, lambda: reached(transport))
         assert run(transport, "exit 0").exit_code == 0
 
     def test_the_link_is_down_at_the_deadline(self, device: Machine, transport: ShellTransport) -> None:
-        with self.running(device, transport, 1) as result:
+        with self.running(device, transport, 4) as result:
             with device.cut():
-                assert self.gone(device, 1 + LATEST_S)
+                assert self.has_ended(device, 4 + LATEST_S)
             assert result.result().timed_out
 
     def test_a_silent_network_is_noticed(
@@ -84,7 +84,7 @@ class RemoteFaults:
         with subprocess.Popen([sys.executable, "-c", begin]) as agent:
             assert within(60, lambda: bool(device.processes(*RUNNER)))
             agent.send_signal(signal.SIGKILL)
-            assert self.gone(device)
+            assert self.has_ended(device)
 
     def test_the_supervisor_is_killed(self, device: Machine, transport: ShellTransport) -> None:
         """Both sides notice it long before the deadline."""
@@ -92,14 +92,14 @@ class RemoteFaults:
             device.kill("sh", "content/", "run")
             with pytest.raises(InfrastructureFailed):
                 result.result(timeout=60)
-            assert self.gone(device)
+            assert self.has_ended(device)
         assert run(transport, "exit 0").exit_code == 0
 
     def test_the_supervisor_is_killed_and_the_link_is_down(self, device: Machine, transport: ShellTransport) -> None:
         """Nobody but the second process group is left to end the run."""
-        with self.running(device, transport, 2) as result, device.cut():
+        with self.running(device, transport, 4) as result, device.cut():
             device.kill("sh", "content/", "run")
-            assert self.gone(device, 2 + LATEST_S)
+            assert self.has_ended(device, 4 + LATEST_S)
         with pytest.raises(InfrastructureFailed):
             result.result()
 

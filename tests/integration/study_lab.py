@@ -1,7 +1,7 @@
 """Shared by tests of whole searches: a tiny space, and `nas` with its own home, cache and fake runtime.
 
-`Lab.here` runs a command in the test's process, and stages of a launch in its threads. `Lab.run` and `Lab.start` run
-one in a process of its own: `Lab.program` is `NAS`, where launches start Ray, or `WITHOUT_RAY`.
+`Lab.run_here` runs a command in the test's process, and stages of a launch in its threads. `Lab.run` and `Lab.start`
+run one in a process of its own: `Lab.program` is `NAS`, where launches start Ray, or `WITHOUT_RAY`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Lab:
         """Returns what a command prints under --json."""
         return json.loads(self.run(*arguments, "--json").stdout)
 
-    def here(self, *arguments: str, code: int = 0) -> Outcome:
+    def run_here(self, *arguments: str, code: int = 0) -> Outcome:
         """Runs a command in this process; its end must be `code` and no traceback."""
         RUNTIMES.add("fake", FakeRuntime(self.folder / "plugin" / "runners", faults=self.faults, run_s=self.run_s))
         with mock.patch.dict(os.environ, self.environment), without_ray():
@@ -112,7 +112,7 @@ class Lab:
 
     def json_here(self, *arguments: str) -> Any:
         """Returns what a command prints under --json, run in this process."""
-        return json.loads(self.here(*arguments, "--json").out)
+        return json.loads(self.run_here(*arguments, "--json").out)
 
     def launch(self, study: str, *more: str, space: str = "tiny") -> tuple[str, ...]:
         """Arguments of a launch."""

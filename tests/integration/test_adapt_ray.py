@@ -29,7 +29,7 @@ from nas.train.adapt.parallel import Workers
 from nas.model.nn.fit import Worker
 
 lab, folder = map(Path, sys.argv[1:3])
-workers = Workers.of_cluster(sys.argv[3]) if len(sys.argv) > 3 else Workers.here(2)
+workers = Workers.of_cluster(sys.argv[3]) if len(sys.argv) > 3 else Workers.local(2)
 worker = Worker(torch.device("cpu"), lambda line: print(line, flush=True))
 adaptation(lab, folder / "out", folder / "library", worker, settings=LONG, workers=workers).run()
 """

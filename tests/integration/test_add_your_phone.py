@@ -31,7 +31,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.needs("devices"), pytest.mark.usefixtures("short_reference_runs")]
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial/add-your-phone.md").read_text(encoding="utf-8")
-HERE, ELSEWHERE = PAGE.split("## The phone is attached to another computer")
+LOCAL_PART, REMOTE_PART = PAGE.split("## The phone is attached to another computer")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -110,8 +110,10 @@ def test_a_phone_on_this_computer(
     phone: Machine, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computer = Computer(tmp_path, names)
-    build, add, see, bench, launch, study, show = commands(HERE)
-    (tmp_path / "phone.yaml").write_text(next(text for language, text in FENCE.findall(HERE) if language == "yaml"))
+    build, add, see, bench, launch, study, show = commands(LOCAL_PART)
+    (tmp_path / "phone.yaml").write_text(
+        next(text for language, text in FENCE.findall(LOCAL_PART) if language == "yaml")
+    )
     with computer.running:
         computer.give(build)
         with monkeypatch.context() as patch:
@@ -134,7 +136,7 @@ def test_a_phone_on_this_computer(
 
 
 def test_a_phone_on_another_computer(phone: Machine, names: dict[str, str], tmp_path: Path) -> None:
-    serve, token, enrol, add, run, see = commands(ELSEWHERE)
+    serve, token, enrol, add, run, see = commands(REMOTE_PART)
     for name in ("coordinator", "shelf"):
         (tmp_path / name).mkdir()
     coordinator, shelf = Computer(tmp_path / "coordinator", names), Computer(tmp_path / "shelf", names)

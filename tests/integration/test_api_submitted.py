@@ -73,12 +73,12 @@ def proposed(lab: Lab) -> int:
 
 
 def test_a_study_outlives_the_coordinator_that_started_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    token = lab.here("token", "create", "me", "--role", "operate").out.strip()
+    token = lab.run_here("token", "create", "me", "--role", "operate").out.strip()
     with coordinator(lab, "--port", "0") as first:
         address = last_address(lab.home)
         assert address is not None
         monkeypatch.setenv("NAS_TOKEN", token)
-        lab.here("server", "add", address.url, "--fingerprint", address.ca_sha256, "--token", token)
+        lab.run_here("server", "add", address.url, "--fingerprint", address.ca_sha256, "--token", token)
         monkeypatch.setenv("NAS_SERVER", address.url)
         space = str(lab.folder / "tiny.yaml")
         with log_shown(lab), running(lab, "launch", "--space", space, "--study", "mine", "-n", "1", "--json") as launch:

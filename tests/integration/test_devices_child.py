@@ -93,7 +93,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield place
 
 
-def gone(pid: int) -> bool:
+def is_dead(pid: int) -> bool:
     """Dead: no such process, or one that only waits for its parent to take note."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -145,7 +145,7 @@ def test_kill_9_of_the_agent_takes_the_runner_down(place: Place) -> None:
     with child_agent(place.url, **place.options) as agent:
         runner = pid()
         agent.send_signal(signal.SIGKILL)
-        until(lambda: gone(runner))
+        until(lambda: is_dead(runner))
 
 
 def test_kill_9_of_the_launch_takes_agent_and_runner_down(place: Place) -> None:
@@ -156,8 +156,8 @@ def test_kill_9_of_the_launch_takes_agent_and_runner_down(place: Place) -> None:
         agent = int(launch.stdout.readline())
         runner = pid()
         launch.kill()
-        until(lambda: gone(runner))
-        until(lambda: gone(agent))
+        until(lambda: is_dead(runner))
+        until(lambda: is_dead(agent))
 
 
 def test_kill_9_of_the_supervisor_kills_the_runner_and_is_reported(place: Place) -> None:
@@ -166,7 +166,7 @@ def test_kill_9_of_the_supervisor_kills_the_runner_and_is_reported(place: Place)
         runner = pid()
         supervisor = int(Path(f"/proc/{runner}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(supervisor, signal.SIGKILL)
-        until(lambda: gone(runner))
+        until(lambda: is_dead(runner))
         place.coordinator.wait_for(results=1)
     failure = place.coordinator.results["job"].failure
     assert failure is not None
@@ -211,7 +211,7 @@ def test_a_second_sigterm_ends_it_at_once(place: Place) -> None:
         time.sleep(0.2)
         agent.terminate()
         assert agent.wait(60) == 0
-        assert gone(runner)
+        assert is_dead(runner)
     assert place.coordinator.results == {}
 
 

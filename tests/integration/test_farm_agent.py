@@ -161,11 +161,11 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     local_agent = agent(tmp_path / "missing", ["true"])
     with local_agent:
 
-        def told() -> bool:
+        def is_reported() -> bool:
             try:
                 local_agent.check()
             except InfrastructureFailed as error:
                 return "No such file or directory" in str(error)
             return False
 
-        until(told)
+        until(is_reported)

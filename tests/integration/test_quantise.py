@@ -153,18 +153,18 @@ def test_types_are_made_and_compared_once(
     (tmp_path / "cache/runtimes").symlink_to(REAL_CACHE / "runtimes")
     log: list[str] = []
 
-    def made(text: str, importance_from: str = "") -> MadeTypes:
+    def types(text: str, importance_from: str = "") -> MadeTypes:
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         return MadeTypes(source, ["q4_0", "q8_0"], text, importance_from, 4, folder, log.append)
 
-    with pytest.raises(InvalidInput, match="tokens, and 1,024 are compared"), made("a few words") as short:
+    with pytest.raises(InvalidInput, match="tokens, and 1,024 are compared"), types("a few words") as short:
         short.make()
     texts = "\n".join(path.read_text() for path in sorted(corpus.iterdir()))
     needed = r"importance matrix has .* tokens, and 1,024 are needed"
-    with pytest.raises(InvalidInput, match=needed), made(texts, "few words " * 100) as short:
+    with pytest.raises(InvalidInput, match=needed), types(texts, "few words " * 100) as short:
         short.make()
     assert not list((tmp_path / "cache/quantised").glob("*/*.gguf")), "texts are looked at before files are made"
-    with made(texts) as first:
+    with types(texts) as first:
         assert first.make() == {}
         losses = {name: first.bits(path).loss for path, name in first.files.items()}
         sizes = {name: path.stat().st_size for path, name in first.files.items()}
@@ -173,11 +173,11 @@ def test_types_are_made_and_compared_once(
     kl = {name: loss.kl for name, loss in losses.items() if loss is not None}
     assert kl["source"] < kl["q8_0"] < kl["q4_0"]
     assert losses["source"] is not None and losses["source"].bits == 0
-    with monkeypatch.context() as nothing_new, made(texts) as again:
+    with monkeypatch.context() as nothing_new, types(texts) as again:
         nothing_new.setattr("nas.train.adapt.made_types.quantise_file", None)
         nothing_new.setattr("nas.train.adapt.quantise.divergence", None)
         assert again.make() == {} and {name: again.bits(path).loss for path, name in again.files.items()} == losses
-    with made(texts, texts) as weighed:
+    with types(texts, texts) as weighed:
         assert weighed.make() == {}
         pairs = zip(first.files, weighed.files, strict=True)
         same = [one.read_bytes() == other.read_bytes() for one, other in pairs]

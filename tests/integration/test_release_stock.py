@@ -66,7 +66,7 @@ def tricky_texts() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Made:
+class Member:
     """A member, the weights that all its files hold, and what transformers makes of it."""
 
     folder: Path
@@ -110,7 +110,7 @@ def released(layout: Layout, trained: Checkpoint) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def members(llama_build: Build, patched_build: Build, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+def members(llama_build: Build, patched_build: Build, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Member]:
     """A member of every layout; one process of transformers loads them all."""
     written, tokenizer = [], tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     train_tokenizer([], VOCAB, tokenizer, print)
@@ -123,17 +123,17 @@ def members(llama_build: Build, patched_build: Build, tmp_path_factory: pytest.T
         model.load_state_dict(released(layout, trained))
         written.append((folder / "tiny", layout, record, model))
     answers = ask_transformers([folder for folder, *_ in written], tmp_path_factory.mktemp("transformers"))
-    return {name: Made(*parts, *outputs) for name, parts, *outputs in zip(LAYOUTS, written, *answers, strict=True)}
+    return {name: Member(*parts, *outputs) for name, parts, *outputs in zip(LAYOUTS, written, *answers, strict=True)}
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def member(request: pytest.FixtureRequest, members: dict[str, Made]) -> Made:
+def member(request: pytest.FixtureRequest, members: dict[str, Member]) -> Member:
     result = members[request.param]
     assert result.answer["class"] == request.param.partition(",")[0]
     return result
 
 
-def test_transformers_computes_what_the_layout_means(member: Made) -> None:
+def test_transformers_computes_what_the_layout_means(member: Member) -> None:
     ids = torch.tensor([PROMPT, PROMPT[::-1]])
     with torch.no_grad():
         logits = member.model(ids)
@@ -148,7 +148,7 @@ def test_transformers_computes_what_the_layout_means(member: Made) -> None:
     assert member.answer["vocab"] == VOCAB
 
 
-def test_chats_are_written_in_chatml(member: Made) -> None:
+def test_chats_are_written_in_chatml(member: Member) -> None:
     assert member.answer["chat"] == (
         "<|startoftext|><|im_start|>system\nBe brief.\n"
         'List of tools: <|tool_list_start|>[{"type": "function", "function": {"name": "add"}}]<|tool_list_end|>'
@@ -158,7 +158,7 @@ def test_chats_are_written_in_chatml(member: Made) -> None:
 
 
 @pytest.fixture(scope="module")
-def read_by_llama(member: Made, llama_build: Build, patched_build: Build) -> dict[str, dict[str, Any]]:
+def read_by_llama(member: Member, llama_build: Build, patched_build: Build) -> dict[str, dict[str, Any]]:
     """What one process of llama.cpp answers for each of the member's files, by quantisation."""
     build = patched_build if "patched" in member.record.loads["llama.cpp"] else llama_build
     environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(build.folder)}
@@ -170,7 +170,7 @@ def read_by_llama(member: Made, llama_build: Build, patched_build: Build) -> dic
     return dict(zip(QUANTISATIONS, json.loads(done.stdout), strict=True))
 
 
-def require_same_text(member: Made, followed: list[int]) -> None:
+def require_same_text(member: Member, followed: list[int]) -> None:
     """Compares greedy tokens; they may part where the best two are closer than llama.cpp's rounding to float16."""
     ours = member.answer["followed"][0]
     parted = next((i for i, (a, b) in enumerate(zip(followed, ours, strict=True)) if a != b), None)
@@ -183,7 +183,7 @@ def require_same_text(member: Made, followed: list[int]) -> None:
 
 
 def test_llama_cpp_reads_text_and_goes_on_as_transformers_does(
-    member: Made, read_by_llama: dict[str, dict[str, Any]]
+    member: Member, read_by_llama: dict[str, dict[str, Any]]
 ) -> None:
     texts, answer = tricky_texts(), read_by_llama["F16"]
     require_same_text(member, answer["followed"])
@@ -196,7 +196,7 @@ def test_llama_cpp_reads_text_and_goes_on_as_transformers_does(
 
 
 @pytest.mark.parametrize("quantisation", QUANTISATIONS[1:])
-def test_quantised_files_load(member: Made, read_by_llama: dict[str, dict[str, Any]], quantisation: str) -> None:
+def test_quantised_files_load(member: Member, read_by_llama: dict[str, dict[str, Any]], quantisation: str) -> None:
     followed = read_by_llama[quantisation]["followed"]
     assert len(followed) == TOKENS
     if quantisation == "Q8_0":

@@ -62,5 +62,5 @@ def test_a_killed_build_goes_on_and_measures_nothing_twice(lab: Lab) -> None:
 
 
 def test_a_device_that_is_not_there_is_named(lab: Lab) -> None:
-    assert "unknown device 'phone'" in lab.here(*build(lab, "--device", "phone"), code=3).err
+    assert "unknown device 'phone'" in lab.run_here(*build(lab, "--device", "phone"), code=3).err
     assert sizes(recorded(lab)) == []

@@ -34,7 +34,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     lab = Lab(tmp_path_factory.mktemp("library"), program=WITHOUT_RAY)
     model = write_lab(lab.folder / "model")
     (model / "settings.json").write_text(RECALLING.model_dump_json())
-    lab.here(
+    lab.run_here(
         "adapt", str(model / "teacher.safetensors"), "--tokenizer", str(model / "tokenizer.json"),
         "--corpus", str(model / "text"), "--config", str(model / "settings.json"), "--runtime", "fake",
         "--budget", "file_size<=100MB", "--prompt", "64", "--gen", "16", "--library", str(lab.folder / "blocks"),
@@ -108,7 +108,7 @@ def test_resumed_it_repeats_nothing_and_refuses_other_scores(lab: Lab, report: R
     before = scores.read_text()
     scores.write_text(before + "\n")
     try:
-        refused = lab.here(*lab.launch("mixes", "--resume", "--trials", str(TRIALS + 1), space="mixes"), code=3)
+        refused = lab.run_here(*lab.launch("mixes", "--resume", "--trials", str(TRIALS + 1), space="mixes"), code=3)
     finally:
         scores.write_text(before)
     assert "another content of mixes-scores.json" in refused.err

@@ -109,7 +109,7 @@ def test_another_study_of_the_space_repeats_no_stage(lab: Lab, first: Report, do
 
 
 def test_a_study_s_name_is_not_taken_twice(lab: Lab, first: Report) -> None:
-    assert "a study named 'first' exists" in lab.here(*lab.launch("first"), code=3).err
+    assert "a study named 'first' exists" in lab.run_here(*lab.launch("first"), code=3).err
 
 
 @pytest.fixture
@@ -123,14 +123,14 @@ def live(lab: Lab) -> Iterator[Any]:
 
 
 def test_a_live_study_is_paused_resumed_and_stopped_from_outside(lab: Lab, live: Any) -> None:
-    busy = lab.here(*lab.launch("live", "--resume", space="other"), code=4)
+    busy = lab.run_here(*lab.launch("live", "--resume", space="other"), code=4)
     assert "is run by" in busy.err
-    lab.here("study", "pause", "live")
+    lab.run_here("study", "pause", "live")
     until(lambda: state(lab, "live") == "paused", LIMIT_S)
-    refused = lab.here(*lab.launch("live", "--resume", space="other"), code=4)
+    refused = lab.run_here(*lab.launch("live", "--resume", space="other"), code=4)
     assert "it was paused, and now continues" in refused.err
     until(lambda: state(lab, "live") == "running", LIMIT_S)
-    lab.here("study", "stop", "live")
+    lab.run_here("study", "stop", "live")
     stopped = finish(live)
     assert "--study live --resume" in stopped.stderr
     assert state(lab, "live") == "stopped"
@@ -148,4 +148,4 @@ def test_a_live_study_is_paused_resumed_and_stopped_from_outside(lab: Lab, live:
 
 def test_a_fresh_home_is_made(tmp_path: Path) -> None:
     lab = Lab(tmp_path / "lab")
-    assert "no database" in lab.here("study", "show", "x", code=3).err
+    assert "no database" in lab.run_here("study", "show", "x", code=3).err

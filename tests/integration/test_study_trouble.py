@@ -22,7 +22,7 @@ def lab(tmp_path: Path) -> Lab:
 
 def refused(lab: Lab, code: int, *arguments: str) -> str:
     """Runs a command that must end with `code` and print nothing; returns its error, a single line."""
-    ended = lab.here(*arguments, code=code)
+    ended = lab.run_here(*arguments, code=code)
     assert ended.out == ""
     (line,) = [line for line in ended.err.splitlines() if line.startswith("nas: ")]
     return line
@@ -67,7 +67,7 @@ def test_a_device_that_nobody_registered_is_named_and_no_study_is_left(lab: Lab)
 
 def test_a_runtime_that_is_not_there_is_named(lab: Lab) -> None:
     lab.space(runtimes=[{"name": "fakee", "quantisation": "q4_0"}])
-    assert "unknown runtime 'fakee'; did you mean 'fake'?" in lab.here(*lab.launch("study"), code=3).err
+    assert "unknown runtime 'fakee'; did you mean 'fake'?" in lab.run_here(*lab.launch("study"), code=3).err
 
 
 def test_a_reference_whose_runner_prints_garbage_ends_the_study(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_launch_ends_with_a_front_of_quality_and_latency(
     assert report["state"] == "complete" and report["front"]
     assert [objective["metric"] for objective in report["objectives"]] == ["quality", "ttft"]
     assert all(Layout.parse(member["layout"]).tower for member in report["front"])
-    assert "tower=" in lab.here("study", "show", "first").out
+    assert "tower=" in lab.run_here("study", "show", "first").out
 
 
 def measured(layout: str, *options: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-KEPT = ("skipped", "xfailed")
+CATEGORIES = ("skipped", "xfailed")
 
 
 @pytest.hookimpl(trylast=True)
@@ -12,7 +12,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None:
         return  # a worker of xdist: the run as a whole is judged by the one who hands out the tests
-    skipped = [report for kind in KEPT for report in reporter.stats.get(kind, [])]
+    skipped = [report for category in CATEGORIES for report in reporter.stats.get(category, [])]
     if skipped and exitstatus == pytest.ExitCode.OK:
         reporter.write_line(f"{len(skipped)} skipped: a failure in CI", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -41,7 +41,7 @@ class Server:
         self.folder = folder
         self._programs = programs
         self._settings = settings
-        self._made: set[str] = set()
+        self._databases: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -91,15 +91,15 @@ class Server:
     def create(self, name: str) -> str:
         """Creates a database without tables; returns its URL."""
         self._execute("CREATE DATABASE {}", name)
-        self._made.add(name)
+        self._databases.add(name)
         return self.url(name)
 
     def create_empty(self, name: str) -> str:
         """Creates a database with our tables, copied from a template; returns its URL."""
-        if _TEMPLATE not in self._made:
+        if _TEMPLATE not in self._databases:
             Store.open(self.create(_TEMPLATE)).close()
         self._execute("CREATE DATABASE {} TEMPLATE {}", name, _TEMPLATE)
-        self._made.add(name)
+        self._databases.add(name)
         return self.url(name)
 
     def empty(self, url: str) -> None:
@@ -111,13 +111,13 @@ class Server:
     @contextlib.contextmanager
     def dropping(self) -> Iterator[None]:
         """Removes at the end the databases created in the context, even if clients are connected."""
-        before = set(self._made)
+        before = set(self._databases)
         try:
             yield
         finally:
-            for name in self._made - before - {_TEMPLATE}:
+            for name in self._databases - before - {_TEMPLATE}:
                 self._execute("DROP DATABASE {} WITH (FORCE)", name)
-                self._made.remove(name)
+                self._databases.remove(name)
 
     def log(self) -> str:
         """Returns the server's log."""

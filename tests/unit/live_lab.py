@@ -46,7 +46,7 @@ class LiveLab:
     def __init__(self, folder: Path) -> None:
         self.clock = StillClock()
         self.store: Store = open_store(folder, self.clock)
-        self._made = 0
+        self._serial = 0
 
     def study(self, name: str = "study", *, judged: bool = True, **changes: Any) -> int:
         """A running study of four trials to come, of the tiny space with `changes`; `judged`: see `judge`."""
@@ -70,8 +70,8 @@ class LiveLab:
 
     def propose(self, study: int, origin: Origin = "proposal") -> int:
         """A new trial's number."""
-        self._made += 1
-        trial = proposal(32 * self._made, origin=origin)
+        self._serial += 1
+        trial = proposal(32 * self._serial, origin=origin)
         if origin == "reference":
             layout = tiny_space().references.layouts()[PUBLISHED]
             trial = replace(trial, layout=layout.to_json(), layout_id=layout.id)
@@ -94,14 +94,14 @@ class LiveLab:
         calibration_ms: float | None = None,
     ) -> None:
         """Stores a measurement of the trial, which took two seconds."""
-        self._made += 1
+        self._serial += 1
         measurement = Measurement(
             artifact="a", runtime=runtime, build="b", patched=False, device="box",
             workload=tiny_space().workloads["chat"], figures=figures(latency, memory, n), repetitions=[],
             refused_share=0.0, protocol=PROTOCOL_VERSION, calibration_ms=calibration_ms,
         )  # fmt: skip
         outcome = {"value": measurement.model_dump(mode="json"), "seconds": 2.0}
-        results.put(self.store, key(self._made), "measure", outcome, seconds=2.0, trial=(study, trial))
+        results.put(self.store, key(self._serial), "measure", outcome, seconds=2.0, trial=(study, trial))
         self.clock.time += 2
 
     def complete(

@@ -116,10 +116,10 @@ class ScriptedJobs:
     """Answers each round with the next of `script`, or raises it; records the calls."""
 
     script: list[RoundResult | Exception]
-    asked: list[tuple[str, int, Round]] = field(default_factory=list)
+    calls: list[tuple[str, int, Round]] = field(default_factory=list)
 
     async def run(self, key: str, number: int, device: str, round_: Round, trial: int | None = None) -> RoundResult:
-        self.asked.append((key, number, round_))
+        self.calls.append((key, number, round_))
         answer = self.script.pop(0)
         if isinstance(answer, Exception):
             raise answer

@@ -93,7 +93,9 @@ def test_the_best_mixes_by_the_sum_are_listed(written: Written) -> None:
     """A brute-force search over mixes of equal depth finds no better one of as few numbers."""
     one, scores = written.one, written.scores
     listed = {layout.id for layout in (*written.space.listed(), Layout.parse(written.space.references.attention))}
-    for layout in space._best(one, one.alternatives, scores, 2):
+    best_two = list(space._best(one, one.alternatives, scores, 2))
+    assert len(best_two) == 2
+    for layout in best_two:
         assert layout.id in listed or scores.quality(scores.scores(layout)) < 0.5
     few = {
         slot: tuple(

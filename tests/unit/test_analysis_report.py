@@ -95,7 +95,7 @@ def test_the_front_is_the_ranking_s_head_and_makes_the_hypervolume(report: Repor
     front, ranking = report["front"], report["ranking"]
     assert front == ranking[: len(front)]
     assert [row["rank"] for row in ranking] == sorted(row["rank"] for row in ranking)
-    assert all(row["rank"] == 0 for row in front)
+    assert {row["rank"] for row in front} == {0}
     names = [objective["name"] for objective in report["objectives"]]
     points = [[row["coordinates"][name] for name in names] for row in front]
     corner = [report["reference_point"][name] for name in names]
@@ -147,7 +147,7 @@ def test_whatever_became_of_a_trial_is_told_as_the_proposer_was(report: Report, 
     counts = Counter(row["status"] for row in observations if row["origin"] != "reference")
     assert counts == {state: count for state, count in report["trials"].items() if count and state != "proposed"}
     ranked = {row["trial"]: row for row in report["ranking"]}
-    assert len(observations) > len(ranked) + len(report["references"])
+    assert 0 < len(ranked) < len(observations) - len(report["references"])
     for row in observations:
         seen = Observation.from_json(row | {"layout": Layout.parse(row["layout"]).to_json()})
         if row["trial"] in ranked:

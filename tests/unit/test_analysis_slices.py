@@ -129,6 +129,7 @@ def test_the_command_prints_a_row_for_each_value(bed: Bed) -> None:
     view = effects_view(bed.store, StudySnapshot(read_study(bed.store, "study")))
     effects, _, rows = nas("study", "effects", "study", "--db", str(bed.store.engine.url)).out.partition("\n\n")
     assert len(effects.splitlines()) == 1 + len(view.knobs)
+    assert view.slices
     assert [line.split("\t")[:2] for line in rows.splitlines()[1:]] == [
         [curve.knob, f"{value:g}"] for curve in view.slices for value in curve.values
     ]

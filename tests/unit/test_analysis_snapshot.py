@@ -112,8 +112,7 @@ def check_against_report(view: Points, report: dict[str, Any]) -> None:
     assert view.hypervolume == (None if (volume := report["hypervolume"]) is None else pytest.approx(volume, abs=1e-9))
     assert view.device_seconds == pytest.approx(report["stage_seconds"]["measure"])
     assert view.curve is not None
-    if view.curve.hypervolume:
-        assert view.curve.hypervolume[-1] == view.hypervolume
+    assert (view.curve.hypervolume or [0.0])[-1] == (view.hypervolume or 0.0)
     for trial, row in ranking.items():
         for name, value in row["objectives"].items():
             assert view.columns.values[name][trial] == pytest.approx(value, rel=1e-5)
@@ -127,13 +126,13 @@ def test_a_snapshot_that_was_kept_up_equals_a_new_one_and_the_report(steps: list
         study = lab.study(judged=judged)
         lab.complete(study, 1.0, 0.5, 0.5, "reference")
         live, complete = Snapshots(lab.store), list[int]()
-        shown = viewed(None, points(live.get("study"), axes=ASKED))
+        shown = viewed(None, points(live.get("study"), axes=AXES))
         for step in steps:
             take(lab, study, step, complete)
             if step[0] == "looked at":
-                shown = viewed(shown, points(live.get("study"), shown.revision, ASKED))
-        shown = viewed(shown, points(live.get("study"), shown.revision, ASKED))
-        whole = points(Snapshots(lab.store).get("study"), axes=ASKED)
+                shown = viewed(shown, points(live.get("study"), shown.revision, AXES))
+        shown = viewed(shown, points(live.get("study"), shown.revision, AXES))
+        whole = points(Snapshots(lab.store).get("study"), axes=AXES)
         assert shown.model_dump_json() == whole.model_dump_json()
         report = study_report(lab.store, "study")
         assert study_report(lab.store, live.get("study")) == report
@@ -141,7 +140,7 @@ def test_a_snapshot_that_was_kept_up_equals_a_new_one_and_the_report(steps: list
         lab.store.close()
 
 
-ASKED = ("latency", "quality", "decode_p50.chat@local.fake", "params_total", "kv_bytes")
+AXES = ("latency", "quality", "decode_p50.chat@local.fake", "params_total", "kv_bytes")
 
 
 def viewed(before: Points | None, delta: Points) -> Points:

@@ -53,7 +53,7 @@ def begin(lab: Lab, study: str = "mine", state: StudyState = StudyState.RUNNING)
     return row.id
 
 
-def found(lab: Lab, study: str = "mine") -> Submission:
+def submission_of(lab: Lab, study: str = "mine") -> Submission:
     submission = lab.submitted.find(study)
     assert submission is not None
     return submission
@@ -65,7 +65,7 @@ def run_to_the_end(lab: Lab, script: str) -> Submission:
     lab.submitted.poll()
     lab.process.processes[-1].wait()
     lab.submitted.poll()
-    return found(lab)
+    return submission_of(lab)
 
 
 def test_so_many_at_once_in_the_order_they_came(lab: Lab) -> None:
@@ -78,7 +78,7 @@ def test_so_many_at_once_in_the_order_they_came(lab: Lab) -> None:
     lab.process.processes[0].communicate()
     lab.submitted.poll()
     assert [study for study, _ in lab.process.started] == ["c", "a", "b"]
-    assert found(lab, "c").ended
+    assert submission_of(lab, "c").ended
 
 
 def test_a_complete_study_is_not_started_again(lab: Lab) -> None:
@@ -117,7 +117,7 @@ def test_a_coordinator_that_comes_back_watches_what_still_runs(lab: Lab) -> None
     lab.submitted.poll()
     later = SubmittedStudies(lab.store, lab.home, ScriptedProcess("raise SystemExit('a second process')"))
     later.poll()
-    assert found(lab).state is SubmissionState.RUNNING
+    assert submission_of(lab).state is SubmissionState.RUNNING
     begin(lab)
     lab.process.end()
     later.poll()  # nobody saw its exit code; the study says that it did not finish
@@ -153,7 +153,7 @@ def test_a_stop_that_the_process_did_not_hear_is_told_again(lab: Lab) -> None:
     assert studies.get(lab.store, number).desired_state == "stop"
     lab.process.end()
     lab.submitted.poll()
-    assert (found(lab).state, found(lab).message) == (SubmissionState.ENDED, "stopped")
+    assert (submission_of(lab).state, submission_of(lab).message) == (SubmissionState.ENDED, "stopped")
 
 
 def test_a_paused_study_whose_process_died_stays_paused(lab: Lab) -> None:
@@ -162,7 +162,7 @@ def test_a_paused_study_whose_process_died_stays_paused(lab: Lab) -> None:
     studies.set_desired_state(lab.store, number, "pause")
     assert run_to_the_end(lab, "import os; os.kill(os.getpid(), 9)").ended
     lab.submitted.steer("mine", "run")
-    assert found(lab).state is SubmissionState.QUEUED
+    assert submission_of(lab).state is SubmissionState.QUEUED
 
 
 def test_the_log_is_bounded_while_the_process_writes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,9 @@ def test_the_process_is_a_plain_launch_over_the_same_database(lab: Lab, monkeypa
     folder = SubmissionFolder(lab.home / "studies" / "mine")
     with (folder.path / "launch.lock").open("ab") as lock:
         process = LaunchProcess(lab.store, lab.home, ["--workers", "3"])
-        process.start(folder, found(lab).model_copy(update={"trials": 9, "warm_start": ("one",)}), lock, resume=True)
+        process.start(
+            folder, submission_of(lab).model_copy(update={"trials": 9, "warm_start": ("one",)}), lock, resume=True
+        )
     (argv, environment) = seen[0]
     options = ["--study", "mine", "--yes", "--json", "--workers", "3", "--trials", "9", "--resume"]
     options += ["--warm-start", "one"]

@@ -30,17 +30,17 @@ def test_ratios_are_of_rounds_of_the_latest_build() -> None:
 
 
 def test_a_file_is_compared_again_with_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Made:
+    class Build:
         runner = type("Runner", (), {"build": "first" * 8})
 
     monkeypatch.setattr(blocks, "RECORDED", tmp_path)
     monkeypatch.setattr(blocks, "EXAMPLES", {})
     monkeypatch.setattr(blocks, "FILES", {"conv": "d64 v64 ffn=none [C3]"})
     for runtime in ("LLAMA_CPP", "EXECUTORCH"):
-        monkeypatch.setattr(blocks, runtime, SimpleNamespace(build=lambda *_, **__: Made))
+        monkeypatch.setattr(blocks, runtime, SimpleNamespace(build=lambda *_, **__: Build))
     monkeypatch.setattr(blocks, "file_parity", lambda *_: {"passed": True})
     for build, lines in (("first", 3), ("first", 3), ("second", 6)):
-        Made.runner.build = build * 8
+        Build.runner.build = build * 8
         blocks.measure_parity("aarch64-linux", ("conv",))
         assert len(blocks.recorded("parity")) == lines
     assert [row["build"] for row in blocks.recorded("parity")] == ["firstfirstfi"] * 3 + ["secondsecond"] * 3

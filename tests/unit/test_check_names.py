@@ -9,11 +9,14 @@ import check_names
 import pytest
 
 
-def test_assigned_names_fields_and_arguments_count_and_other_names_do_not() -> None:
+def test_names_that_are_assigned_or_defined_count_in_any_case_and_other_names_do_not() -> None:
     tree = ast.parse(
-        "for each in trials: found = each.kept\nclass A:\n    given: int\ndef f(own, trial): return told(each=1)\n"
+        "for each in trials: found = each.kept\n"
+        "class Given:\n    made: int\n    def _own(self, TAKEN_, trial): self._left = told(each=1)\n"
+        "async def some(): self.here.ended = KNOWN\n"
     )
-    assert sorted(name for _, name in check_names.names(tree)) == ["each", "found", "given", "own"]
+    expected = ["Given", "TAKEN_", "_left", "_own", "each", "found", "made", "some"]
+    assert sorted(name for _, name in check_names.names(tree)) == expected
 
 
 def test_one_more_than_the_limit_fails_and_limits_only_fall(

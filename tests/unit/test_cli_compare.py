@@ -288,7 +288,7 @@ def test_bad_input_is_refused(
     assert done.code == 3 and error in done.err and not requests
 
 
-MADE = {"big.gguf": ("source", 0.0, 0.9), "near.gguf": ("q5_k_m", 0.02, 0.907), "small.gguf": ("q4_0", 0.3, 0.98)}
+FILES = {"big.gguf": ("source", 0.0, 0.9), "near.gguf": ("q5_k_m", 0.02, 0.907), "small.gguf": ("q4_0", 0.3, 0.98)}
 """File -> its type, divergence from the source, and bits per byte."""
 
 
@@ -303,11 +303,11 @@ def compared_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, texts: list[
     """Replaces files of types; returns those that were compared with the source."""
     compared: list[Path] = []
 
-    class Made:
+    class FakeTypes:
         def __init__(self, source: Path, types: Sequence[str], text: str, importance_from: str, *_: object) -> None:
             texts.append((text, importance_from))
             self.files = {
-                source.with_name(name): kind for name, (kind, *_) in MADE.items() if kind in ("source", *types)
+                source.with_name(name): kind for name, (kind, *_) in FILES.items() if kind in ("source", *types)
             }
 
         def __enter__(self) -> Self:
@@ -321,10 +321,10 @@ def compared_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, texts: list[
 
         def bits(self, file: Path) -> Bits:
             compared.append(file)
-            _, kl, bits = MADE[file.name]
+            _, kl, bits = FILES[file.name]
             return Bits(bits, loss=Loss(kl, kl / 10, bits / 0.9 - 1))
 
-    monkeypatch.setattr("nas.train.adapt.made_types.MadeTypes", Made)
+    monkeypatch.setattr("nas.train.adapt.made_types.MadeTypes", FakeTypes)
     (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
     return compared
 

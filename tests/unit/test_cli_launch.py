@@ -60,7 +60,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(monkeypatch: pytest.MonkeyPa
 
 
 def test_options_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    (calls,) = [ends_with(StudyState.COMPLETE, monkeypatch)]
+    calls = ends_with(StudyState.COMPLETE, monkeypatch)
     args = ("--study", "first", "--resume", "--trials", "7", "--workers", "1", "--yes")
     args += ("--warm-start", "one", "--warm-start", "two", "--ray-address", "auto", "--train-gpus", "0.5")
     assert nas("launch", "--space", "lfm2-demo", *args).code == 0

@@ -17,7 +17,9 @@ from nas.infra.store import trials
 from nas.search.analysis.snapshot import Snapshots
 from nas.search.study.estimate import Estimate, Span
 
-LEFT = Estimate(seconds=Span(low=90, typical=125, high=250), parts=[], based_on=[], depends_on=[], text="about 2 min")
+ESTIMATE = Estimate(
+    seconds=Span(low=90, typical=125, high=250), parts=[], based_on=[], depends_on=[], text="about 2 min"
+)
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def lab(tmp_path: Path) -> LiveLab:
     return lab
 
 
-def progress(lab: LiveLab, estimate: Estimate | None = LEFT) -> Progress:
+def progress(lab: LiveLab, estimate: Estimate | None = ESTIMATE) -> Progress:
     return Progress(Snapshots(lab.store).get("study"), 65.0, estimate)
 
 

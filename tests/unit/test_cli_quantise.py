@@ -17,7 +17,7 @@ def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[QuantiseRe
     """Replaces the quantiser by one whose file has a divergence of 0.25; returns what it was asked for."""
     requests: list[QuantiseRequest] = []
 
-    class Given:
+    class FakeQuantiser:
         def __init__(self, request: QuantiseRequest, *_: object) -> None:
             requests.append(request)
 
@@ -27,7 +27,7 @@ def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[QuantiseRe
             checks = [KlLimit("kl", requests[-1].kl or 1.0).check(divergence)]
             return Quantised({Slot("attn_q", 0): "q4_0"}, {"kl": 0.1}, score, [], checks)
 
-    monkeypatch.setattr("nas.train.adapt.quantise.Quantiser", Given)
+    monkeypatch.setattr("nas.train.adapt.quantise.Quantiser", FakeQuantiser)
     monkeypatch.setattr("nas.cli.quantise._gguf", lambda model, *_: model)
     monkeypatch.setattr("nas.measure.runtimes.built_runtime.BuiltRuntime.build", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)

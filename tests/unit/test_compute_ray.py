@@ -185,9 +185,9 @@ def elsewhere(spec: dict[str, Any], hosts: tuple[Host, Host]) -> dict[str, Any]:
     host, peer = hosts
     corpus = corpus_of(spec)
     assert corpus is not None
-    brought, text = checkpoints_of(spec), packed(corpus)
+    checkpoints, text = checkpoints_of(spec), packed(corpus)
     peer.enter()
-    outcome = run_remote_training(spec, brought, text)
+    outcome = run_remote_training(spec, checkpoints, text)
     host.enter()
     return collect_remote_training(spec, outcome)
 

@@ -26,8 +26,8 @@ from nas.core.scoring import (
 from nas.core.space import SearchSpace
 from nas.core.stats import Z95
 
-HERE = MeasurementKey("local", "fake", "chat")
-THERE = HERE._replace(device="phone")
+LOCAL = MeasurementKey("local", "fake", "chat")
+PHONE = LOCAL._replace(device="phone")
 QUALITY = QualityValue(0.9, 0.02, "proxy")
 Figures = Mapping[MeasurementKey, Mapping[str, Figure]]
 
@@ -36,7 +36,7 @@ def space_of(*budgets: dict[str, Any], **changes: Any) -> SearchSpace:
     return tiny_space(**{"budgets": [{**CHAT, **budget} for budget in budgets]} | changes)
 
 
-def at(place: MeasurementKey = HERE, **figures: float | Figure | None) -> Figures:
+def at(place: MeasurementKey = LOCAL, **figures: float | Figure | None) -> Figures:
     return {place: {name: value if isinstance(value, Figure) else figure(value) for name, value in figures.items()}}
 
 
@@ -89,7 +89,7 @@ def test_a_figure_without_an_interval_is_never_sure(value: float, final: str) ->
 
 def test_a_file_is_counted_and_needs_no_interval() -> None:
     space = tiny_space(budgets=[{"metric": "file_size", "max": "10MB"}])
-    (check,) = check_budgets(space, at(HERE._replace(workload=""), file_size=Figure(value=9.9, n=1, unit="MB")), {})
+    (check,) = check_budgets(space, at(LOCAL._replace(workload=""), file_size=Figure(value=9.9, n=1, unit="MB")), {})
     assert (check.verdict, check.chance, check.low, check.high) == ("feasible", 1.0, 9.9, 9.9)
 
 
@@ -133,7 +133,7 @@ def test_over_devices_a_value_has_the_noise_of_the_reference() -> None:
     trial, reference = (
         Figure(value=9.0, log_sd=0.03, shared_log_sd=0.5, unit="ms"), Figure(value=9.0, log_sd=0.04, unit="ms")
     )  # fmt: skip
-    places = (at(ttft=trial), at(THERE, ttft=trial)), (at(ttft=reference), at(THERE, ttft=reference))
+    places = (at(ttft=trial), at(PHONE, ttft=trial)), (at(ttft=reference), at(PHONE, ttft=reference))
     speed_axis = axis(space, space.objectives[1], *({**local, **phone} for local, phone in places), QUALITY)
     assert speed_axis is not None
     assert (speed_axis.sd, speed_axis.value_sd) == pytest.approx((0.03 / math.sqrt(2), 0.05 / math.sqrt(2)))
@@ -151,8 +151,8 @@ def test_a_relative_budget_is_a_multiple_of_the_published_reference_at_the_same_
     assert [check.verdict for check in check_budgets(space, at(ttft=14.0), published)] == ["feasible"]
     assert [check.verdict for check in check_budgets(space, at(ttft=16.0), published)] == ["infeasible"]
     assert check_budgets(space, at(ttft=16.0), {}) == []
-    assert ratio_of_limit(space.budgets[0], published, HERE) == pytest.approx(1.5)
-    assert ratio_of_limit(space.budgets[0], {}, HERE) is None
+    assert ratio_of_limit(space.budgets[0], published, LOCAL) == pytest.approx(1.5)
+    assert ratio_of_limit(space.budgets[0], {}, LOCAL) is None
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(120.0, "feasible"), (80.0, "infeasible"), (101.0, "borderline")])
@@ -174,7 +174,7 @@ def test_a_figure_that_could_not_be_read_breaks_no_budget() -> None:
 
 def test_a_budget_holds_on_every_device_and_names_it() -> None:
     space = space_of({"metric": "ttft", "max": "10ms"}, devices=["local", "phone"])
-    checks = check_budgets(space, {**at(ttft=5.0), **at(THERE, ttft=20.0)}, {})
+    checks = check_budgets(space, {**at(ttft=5.0), **at(PHONE, ttft=20.0)}, {})
     assert {check.name: check.verdict for check in checks} == {
         "ttft@chat on local/fake": "feasible",
         "ttft@chat on phone/fake": "infeasible",
@@ -184,7 +184,7 @@ def test_a_budget_holds_on_every_device_and_names_it() -> None:
 
 def test_a_budget_of_one_device_says_nothing_of_others() -> None:
     space = space_of({"metric": "ttft", "max": "10ms", "device": "phone"}, devices=["local", "phone"])
-    assert measurement_keys(space, space.budgets[0]) == [THERE]
+    assert measurement_keys(space, space.budgets[0]) == [PHONE]
     assert check_budgets(space, at(ttft=20.0), {}) == []
 
 
@@ -239,9 +239,9 @@ def test_quality_is_maximised() -> None:
 
 def test_an_objective_is_unknown_while_a_figure_is_missing() -> None:
     space = two_devices("worst")
-    figures, published = at(ttft=1.0), {**at(ttft=1.0), **at(THERE, ttft=1.0)}
+    figures, published = at(ttft=1.0), {**at(ttft=1.0), **at(PHONE, ttft=1.0)}
     assert axis(space, space.objectives[1], figures, published, QUALITY) is None
-    assert axis(space, space.objectives[1], {**figures, **at(THERE, ttft=None)}, published, QUALITY) is None
+    assert axis(space, space.objectives[1], {**figures, **at(PHONE, ttft=None)}, published, QUALITY) is None
 
 
 @pytest.mark.parametrize(("aggregate", "ratio"), [("worst", 2.0), ("geomean", math.sqrt(2.0 * 0.5))])
@@ -249,8 +249,8 @@ def test_an_objective_is_unknown_while_a_figure_is_missing() -> None:
 def test_over_devices_an_objective_is_a_ratio_to_the_reference(aggregate: str, ratio: float, metric: str) -> None:
     space = two_devices(aggregate, metric)
     factors = (2.0, 0.5) if metric == "ttft" else (0.5, 2.0)
-    figures = {**at(**{metric: 10.0 * factors[0]}), **at(THERE, **{metric: 50.0 * factors[1]})}
-    published = {**at(**{metric: 10.0}), **at(THERE, **{metric: 50.0})}
+    figures = {**at(**{metric: 10.0 * factors[0]}), **at(PHONE, **{metric: 50.0 * factors[1]})}
+    published = {**at(**{metric: 10.0}), **at(PHONE, **{metric: 50.0})}
     speed_axis = axis(space, space.objectives[1], figures, published, QUALITY)
     assert speed_axis is not None
     assert speed_axis.value == pytest.approx(ratio)

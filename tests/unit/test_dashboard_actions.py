@@ -144,11 +144,11 @@ def test_a_trial_gets_a_star_tags_and_a_note(lab: DashboardLab) -> None:
     page = visitor.page(path).text
     assert "&lt;b&gt;try it" in page and Inputs(page).fields["tags"] == "small for-old-phones"
 
-    def found(**query: str) -> list[int]:
+    def matches(**query: str) -> list[int]:
         return [row["trial"] for row in visitor.client.get("/studies/study/trials.json", params=query).json()["rows"]]
 
-    assert found(starred="1") == [3] and sorted(found(tag="small")) == [3, 5]
-    assert found(tag="small", starred="1", state="complete") == [3]
+    assert matches(starred="1") == [3] and sorted(matches(tag="small")) == [3, 5]
+    assert matches(tag="small", starred="1", state="complete") == [3]
     listed = visitor.page("/studies/study/trials?tag=small").text
     assert listed.count("★") == 1 and "2 of 8 trials match" in listed
     assert visitor.client.get("/studies/study/trials?tag=none").status_code == 404

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import vendor_assets
-from vendor_assets import ASSETS, LOCK, WANTED
+from vendor_assets import ASSETS, FILES, LOCK
 
 LONGEST_LINE = 200
 """Of files written by hand: those that others packed for browsers have longer lines."""
@@ -20,7 +20,7 @@ def test_every_file_is_ours_or_locked() -> None:
     assert locked <= {file.name for file in ASSETS.iterdir()}
     for file in ASSETS.iterdir():
         assert file.name in locked or max(map(len, file.read_text().splitlines())) <= LONGEST_LINE, file.name
-    assert [(e["package"], e["version"], e["source"], e["file"]) for e in ENTRIES] == [tuple(asset) for asset in WANTED]
+    assert [(e["package"], e["version"], e["source"], e["file"]) for e in ENTRIES] == [tuple(asset) for asset in FILES]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: str(entry["file"]))
@@ -30,7 +30,7 @@ def test_a_file_is_what_was_locked(entry: dict[str, str]) -> None:
     assert entry["licence"]
 
 
-@pytest.mark.parametrize("name", [asset.name for asset in WANTED if asset.name.endswith(".js")])
+@pytest.mark.parametrize("name", [asset.name for asset in FILES if asset.name.endswith(".js")])
 def test_no_script_is_made_of_text(name: str) -> None:
     text = (ASSETS / name).read_text(encoding="utf-8")
     assert not re.search(r"(?<![\w.$])(?:eval|Function)\(", text)

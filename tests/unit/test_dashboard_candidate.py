@@ -112,6 +112,7 @@ def test_a_complete_trial_s_page_shows_what_its_json_tells(client: TestClient, b
     axes = [(plot["x"]["label"], plot["y"]["label"]) for plot in map(json.loads, document.values("data-plot"))]
     assert axes == [("token", "ms per token"), ("ms per token", "samples")]
     assert "no training yet" in document.text
+    assert view.commands and view.artifacts
     for command in view.commands:
         assert command.command in document.text
     for artifact in view.artifacts:

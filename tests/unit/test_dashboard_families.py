@@ -45,7 +45,7 @@ def shown(visitor: TestClient, path: str) -> Page:
     return Page(answer.text)
 
 
-def told(visitor: TestClient, path: str) -> Any:
+def get_json(visitor: TestClient, path: str) -> Any:
     answer = visitor.get(path)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -53,12 +53,12 @@ def told(visitor: TestClient, path: str) -> Any:
 
 def test_without_families_the_page_says_how_to_build_one(visitor: TestClient) -> None:
     assert "nas family build" in shown(visitor, "/families").text
-    assert told(visitor, "/families.json") == {"families": []}
+    assert get_json(visitor, "/families.json") == {"families": []}
 
 
 def test_the_list_names_sizes_trainings_and_devices(visitor: TestClient, home: Path) -> None:
     write_family(home)
-    (line,) = told(visitor, "/families.json")["families"]
+    (line,) = get_json(visitor, "/families.json")["families"]
     assert (line["sizes"], line["trained"], line["compared"]) == (["12M", "4M"], ["4M"], ["laptop"])
     page = shown(visitor, "/families")
     assert "12M, 4M" in page.text and "laptop" in page.text
@@ -79,7 +79,7 @@ def test_a_member_shows_what_its_files_answer(visitor: TestClient, home: Path) -
     for text in ("75.0 59.8 to 85.8", "-2.5 -12.8 to +8.0", "<test>.jsonl", "8da4w has no scores: no file was written",
                  "not those of the files below"):  # fmt: skip
         assert text in page, text
-    (member, _) = told(visitor, "/families/demo.json")["members"]
+    (member, _) = get_json(visitor, "/families/demo.json")["members"]
     assert member["evaluation"]["scores"]["q4_0"]["sums"]["exact"] == 29
     assert member["benchmarks"]["tasks"] == "gsm8k"
 
@@ -105,7 +105,7 @@ def test_a_member_shows_all_of_its_stages(visitor: TestClient, home: Path) -> No
 
 def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Path) -> None:
     write_family(home)
-    view = told(visitor, "/families/demo.json")
+    view = get_json(visitor, "/families/demo.json")
     assert [member["member"]["size"] for member in view["members"]] == ["4M", "12M"]
     (compared,) = view["comparisons"]
     names = ["demo 4M", "other 5M", "other 10M", "demo 12M"]
@@ -133,6 +133,7 @@ def test_links_of_a_page_lead_somewhere(visitor: TestClient, home: Path) -> None
     write_family(home)
     page = shown(visitor, "/families/demo")
     links = [str(named["href"]) for tag, named in page.tags if tag == "a" and "href" in named]
+    assert {"#member-1", FILE} <= set(links)
     ids = {named.get("id") for _, named in page.tags}
     for link in links:
         if link.startswith("#"):
@@ -205,7 +206,7 @@ def test_who_is_not_there_and_what_is_damaged_is_told(visitor: TestClient, home:
     for path in ("/families/demo", "/families/demo.json"):
         answer = visitor.get(path, headers=HTML)
         assert answer.status_code == 422 and "family.json" in answer.text
-    damaged, sound = told(visitor, "/families.json")["families"]
+    damaged, sound = get_json(visitor, "/families.json")["families"]
     assert "family.json" in damaged["problem"] and (sound["problem"], sound["name"]) == (None, "sound")
     assert "family.json" in shown(visitor, "/families").text
 

@@ -57,7 +57,7 @@ def shown(visitor: TestClient, query: str = "") -> Page:
     return Page(answer.text)
 
 
-def told(visitor: TestClient, query: str = "") -> Any:
+def get_json(visitor: TestClient, query: str = "") -> Any:
     answer = visitor.get(f"/studies/study.json{query}")
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -87,7 +87,7 @@ def test_the_twin_says_what_the_page_shows(lab: LiveLab, visitor: TestClient) ->
         {"what": Expected.what, "gain": 0.1, "hypervolume": 2.0, "batch": 2, "quality": None},
     )  # fmt: skip
     events.append(lab.store, study, {"what": Closed.what, "rule": "trials", "message": "all 4 layouts were proposed"})
-    view, page = told(visitor), shown(visitor)
+    view, page = get_json(visitor), shown(visitor)
     report = study_report(lab.store, "study")
     assert view["hypervolume"]["value"] == pytest.approx(report["hypervolume"])
     assert (view["hypervolume"]["low"], view["hypervolume"]["high"]) == pytest.approx(
@@ -122,22 +122,20 @@ def test_the_page_has_what_its_script_attaches_to(lab: LiveLab, visitor: TestCli
     assert len(set(ids)) == len(ids)
     assert {"parallel", "course-trials", "course-hours", "clear", "png", "picked", "ranked"} <= set(ids)
     rows = [named["data-trial"] for tag, named in page.tags if tag == "tr" and "data-trial" in named]
-    assert rows == [str(row["trial"]) for row in told(visitor)["ranked"]] + ["0"]
+    assert rows == [str(row["trial"]) for row in get_json(visitor)["ranked"]] + ["0"]
 
 
 def test_everything_that_can_be_operated_has_a_name(lab: LiveLab, visitor: TestClient) -> None:
     filled(lab)
     page = shown(visitor)
     labelled = {named["for"] for tag, named in page.tags if tag == "label" and "for" in named}
-    for tag, named in page.tags:
-        if tag == "select" and named["name"] != "place":
-            assert named["id"] in labelled
-        if tag == "input" and named.get("name") == "trial":
-            assert named["aria-label"]
-        if tag == "th":
-            assert named["scope"] in ("row", "col")
+    selects = {named["id"] for tag, named in page.tags if tag == "select" and named["name"] != "place"}
+    assert selects == {f"{side}{n}" for side in "xy" for n in (1, 2, 3)} <= labelled
+    boxes = [named["aria-label"] for tag, named in page.tags if tag == "input" and named.get("name") == "trial"]
+    assert len(boxes) == 6 and all(boxes)
+    assert {named["scope"] for tag, named in page.tags if tag == "th"} == {"row", "col"}
     levels = [int(tag[1]) for tag, _ in page.tags if tag in ("h1", "h2", "h3")]
-    assert levels[0] == 1 and levels.count(1) == 1
+    assert levels[0] == 1 and levels.count(1) == 1 and 2 in levels
     assert all(below - above <= 1 for above, below in itertools.pairwise(levels))
     wide = [named for _, named in page.tags if named.get("class") == "wide"]
     assert wide and all(named["tabindex"] == "0" and named["aria-label"] for named in wide), "the keyboard scrolls, too"
@@ -160,7 +158,7 @@ def test_the_address_chooses_axes(lab: LiveLab, visitor: TestClient) -> None:
     assert chosen == ["quality", "latency", "quality", "kv_bytes", "memory", "latency"]
     checked = [named["name"] for tag, named in page.tags if tag == "input" and "checked" in named]
     assert checked == ["logx2"]
-    assert told(visitor, "?x2=kv_bytes")["page"]["panels"][1] == {"number": 2, "x": "kv_bytes", "y": "quality"}
+    assert get_json(visitor, "?x2=kv_bytes")["page"]["panels"][1] == {"number": 2, "x": "kv_bytes", "y": "quality"}
     assert visitor.get("/studies/study.json?x1=nothing").status_code in (404, 422)
 
 
@@ -193,7 +191,7 @@ def test_places_that_order_trials_alike_agree(lab: LiveLab, visitor: TestClient)
         trial = lab.propose(study)
         lab.measure(study, trial, 0.5 + step / 10, 1.0 - step / 10, runtime="fake")
         lab.measure(study, trial, 0.6 + step / 10, 0.5 + step / 10, runtime="other")
-    view = told(visitor)
+    view = get_json(visitor)
     assert view["places"] == ["local/fake", "local/other"]
     rho = {row["metric"]: row["correlation"]["spearman"] for row in view["agreement"]}
     assert (rho["latency"]["value"], rho["peak_rss"]["value"]) == (1.0, -1.0)
@@ -241,13 +239,13 @@ def test_a_study_of_which_nothing_is_known_has_a_page(lab: LiveLab, visitor: Tes
     lab.study(judged=False)
     page = shown(visitor)
     assert "The front is still empty: the reference layouts are not measured" in page.text
-    assert told(visitor)["hypervolume"] is None
+    assert get_json(visitor)["hypervolume"] is None
 
 
 def test_a_study_that_ended_without_a_front_says_why(lab: LiveLab, visitor: TestClient) -> None:
     study = lab.study()
     lab.complete(study, 1.0, 0.5, 0.5, "reference")
-    assert told(visitor)["no_front"] == "no layout was proposed"
+    assert get_json(visitor)["no_front"] == "no layout was proposed"
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     assert "no layout was proposed." in shown(visitor).text and "Draw the" not in shown(visitor).text
     studies.set_state(lab.store, study, StudyState.RUNNING)
@@ -256,17 +254,17 @@ def test_a_study_that_ended_without_a_front_says_why(lab: LiveLab, visitor: Test
     for kind in (EventKind.EXPORTED, EventKind.MEASURING, EventKind.INFEASIBLE):
         trials.add_event(lab.store, study, broken, kind, {})
     assert "panels" not in visible_sections(shown(visitor)), "three empty panels"
-    assert told(visitor)["waiting"] == "Waiting for the first trial to be complete (ended: 1 infeasible)"
+    assert get_json(visitor)["waiting"] == "Waiting for the first trial to be complete (ended: 1 infeasible)"
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     page = shown(visitor)
     assert "The front is empty: no trial is complete (1 infeasible)." in page.text and "panels" not in visible_sections(
         page
     )
     assert "Draw the other trials" in page.text
-    assert told(visitor)["waiting"] is None
+    assert get_json(visitor)["waiting"] is None
     assert "panels" in visible_sections(shown(visitor, "?infeasible=1&incomplete=1"))
     lab.complete(study, 1.0, 0.5, 0.5)
-    assert told(visitor)["no_front"] is None and "panels" in visible_sections(shown(visitor))
+    assert get_json(visitor)["no_front"] is None and "panels" in visible_sections(shown(visitor))
 
 
 def visible_sections(page: Page) -> set[str | None]:
@@ -280,12 +278,12 @@ def test_a_study_at_work_says_what_it_waits_for(lab: LiveLab, visitor: TestClien
         trials.add_event(lab.store, study, measured, kind, {})
     assert "Waiting for the reference layouts to be measured" in shown(visitor).text
     lab.judge(study)
-    assert told(visitor)["waiting"] == "Waiting for the first layouts to be proposed"
+    assert get_json(visitor)["waiting"] == "Waiting for the first layouts to be proposed"
     trials.add_event(lab.store, study, lab.propose(study), EventKind.EXPORTED, {})
-    assert told(visitor)["waiting"] == "Waiting for the first trial to be complete (under way: 1 exported)"
+    assert get_json(visitor)["waiting"] == "Waiting for the first trial to be complete (under way: 1 exported)"
     assert not visible_sections(shown(visitor)) & {"panels", "courses"}
     lab.complete(study, 1.0, 0.5, 0.5)
-    assert told(visitor)["waiting"] is None and visible_sections(shown(visitor)) >= {"panels", "courses"}
+    assert get_json(visitor)["waiting"] is None and visible_sections(shown(visitor)) >= {"panels", "courses"}
 
 
 def test_who_is_not_there_has_no_page(visitor: TestClient) -> None:
@@ -295,11 +293,11 @@ def test_who_is_not_there_has_no_page(visitor: TestClient) -> None:
 
 def test_a_running_study_says_how_long_it_will_still_take(lab: LiveLab, visitor: TestClient) -> None:
     study = filled(lab)
-    time_left = told(visitor)["left"]
+    time_left = get_json(visitor)["left"]
     assert 0 < time_left["seconds"]["low"] <= time_left["seconds"]["typical"] <= time_left["seconds"]["high"]
     assert study_report(lab.store, "study")["left"] == time_left
     page = shown(visitor).text
     assert "Time left" in page and time_left["based_on"][0] in page
     studies.set_state(lab.store, study, StudyState.COMPLETE)
-    assert told(visitor)["left"] is None
+    assert get_json(visitor)["left"] is None
     assert "Time left" not in shown(visitor).text

@@ -238,12 +238,15 @@ def test_stop_lets_the_running_job_finish(coordinator: FakeCoordinator, start: S
     assert result.pairs[0].candidate.stdout == "done\n"
 
 
-def test_abort_hands_nothing_in(coordinator: FakeCoordinator, start: Start) -> None:
+def test_abort_hands_nothing_in(coordinator: FakeCoordinator, tmp_path: Path, lock: HostLock) -> None:
     coordinator.offer_script("sleep 300")
-    agent = start()
+    agent = make(coordinator, tmp_path, lock)
+    thread = threading.Thread(target=agent.run, daemon=True)
+    thread.start()
     coordinator.wait_for(heartbeats=1)
     agent.abort()
-    assert coordinator.results == {}
+    thread.join(30)
+    assert not thread.is_alive() and coordinator.results == {}
 
 
 @pytest.mark.parametrize("refusals", [[401], [422, 422]])

@@ -13,7 +13,10 @@ from nas.measure.devices.agent.connection import Host, find
 from nas.measure.devices.attachments import LOCAL, THIS_MACHINE, Attachment, Attachments, open_transport
 from nas.measure.devices.describe import ISA_FEATURES
 from nas.measure.devices.host_lock import HostLock
+from nas.measure.devices.transports.adb import AdbWire
 from nas.measure.devices.transports.local import LocalTransport
+from nas.measure.devices.transports.shell import ShellTransport
+from nas.measure.devices.transports.ssh import SshWire
 
 PHONE = Attachment(address="adb:R5CT1", id="pixel-8-1f2e", tags=("phone",), cores=(4, 5))
 BOX = Attachment(address="ssh://u@box:22", id="box-1")
@@ -94,8 +97,10 @@ def test_a_serial_number_alone_is_answered_with_addresses(tmp_path: Path) -> Non
 
 def test_each_kind_of_address_has_its_transport(tmp_path: Path) -> None:
     assert isinstance(open_transport(LOCAL, tmp_path), LocalTransport)
-    for address in ("adb:R5CT1", "ssh://u@box"):
-        open_transport(address, tmp_path).close()
+    for address, wire in (("adb:R5CT1", AdbWire), ("ssh://u@box", SshWire)):
+        transport = open_transport(address, tmp_path)
+        assert isinstance(transport, ShellTransport) and isinstance(transport._wire, wire)
+        transport.close()
 
 
 def test_this_machine_restricted_to_an_instruction_set_is_another_device(tmp_path: Path) -> None:

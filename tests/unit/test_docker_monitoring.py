@@ -61,9 +61,13 @@ def test_every_metric_and_label_exists(endpoint: dict[str, set[str]], where: str
 def test_texts_name_labels_of_their_metrics(endpoint: dict[str, set[str]]) -> None:
     texts = [(rule["expr"], " ".join(rule["annotations"].values()), r"\$labels\.([a-z_]+)") for rule in RULES]
     texts += [(target["expr"], target["legendFormat"], r"\{\{([a-z_]+)\}\}") for _, target in PANELS]
+    all_names = set[str]()
     for expression, text, pattern in texts:
         labels = {"instance", "job"}.union(*(endpoint[name] for name, _ in named(expression)))
-        assert set(re.findall(pattern, text)) <= labels, (expression, text)
+        names = set(re.findall(pattern, text))
+        assert names <= labels, (expression, text)
+        all_names |= names
+    assert {"instance", "route"} <= all_names, "the one stands in rules only, the other in panels only"
 
 
 def test_drift_alerts_at_the_limits_of_a_calibration() -> None:

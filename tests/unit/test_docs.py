@@ -64,11 +64,15 @@ def test_links_to_files_and_headings_resolve(page: Path) -> None:
             assert anchor in anchors(path.read_text(encoding="utf-8")), f"{page_id(page)}: {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_files_that_are_named_exist(page: Path) -> None:
-    for code in CODE.findall(page.read_text(encoding="utf-8")):
-        if FILE.fullmatch(code) and "average" not in code:  # the example of adding-a-block.md
-            assert (ROOT / code).exists(), f"{page_id(page)}: {code}"
+def test_files_that_are_named_exist() -> None:
+    named = [
+        (page_id(page), code)
+        for page in PAGES
+        for code in CODE.findall(page.read_text(encoding="utf-8"))
+        if FILE.fullmatch(code) and "average" not in code  # the example of adding-a-block.md
+    ]
+    assert named
+    assert [(page, code) for page, code in named if not (ROOT / code).exists()] == []
 
 
 MESSAGES = [path for package in ("nas", "devices", "runtimes", "dashboard") for path in (ROOT / package).rglob("*.py")]
@@ -101,10 +105,11 @@ def test_tests_that_are_named_exist(page: Path) -> None:
         assert definition, f"{file}: {owner}{test}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_layouts_that_are_shown_parse(page: Path) -> None:
-    for text in LAYOUT.findall(page.read_text(encoding="utf-8")):
-        assert Layout.parse(text).format() == text
+def test_layouts_that_are_shown_parse() -> None:
+    layouts = [(page_id(page), text) for page in PAGES for text in LAYOUT.findall(page.read_text(encoding="utf-8"))]
+    assert layouts
+    for page, text in layouts:
+        assert Layout.parse(text).format() == text, page
 
 
 def test_yaml_snippets_are_search_spaces() -> None:
@@ -138,7 +143,9 @@ def test_the_example_of_the_search_engine_runs() -> None:
 
 def test_toml_snippets_name_known_groups() -> None:
     groups = {registry.group for registry in REGISTRIES}
-    for name, body in snippets("toml"):
+    examples = list(snippets("toml"))
+    assert examples
+    for name, body in examples:
         assert set(tomllib.loads(body)["project"]["entry-points"]) <= groups, name
 
 
@@ -168,7 +175,7 @@ def test_the_layers_are_those_of_the_import_contract() -> None:
 
 def test_every_picture_is_on_a_page() -> None:
     linked = {(page.parent / target).resolve() for page in PAGES for target in LINK.findall(page.read_text("utf-8"))}
-    assert {path for path in (ROOT / "docs/img").rglob("*.*") if path.is_file()} <= linked
+    assert set() < {path for path in (ROOT / "docs/img").rglob("*.*") if path.is_file()} <= linked
 
 
 def test_the_index_lists_every_page() -> None:
@@ -186,7 +193,7 @@ def test_modules_with_contract_tests_exist() -> None:
 def test_every_make_target_in_the_readme_is_one() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
-    assert named <= targets
+    assert set() < named <= targets
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from nas.measure.runtimes.executorch.programs import Program
 from nas.measure.runtimes.executorch.templates import Template, template, template_key, templates_folder, trim_templates
 
 PROGRAMS = build_chain(Layout.parse("d64 v64 ffn=swiglu:64 [C3 A2/1]")).programs
-MADE = Template(b"PROGRAM" * 100, {"norm_weight": ("key",)})
+TEMPLATE = Template(b"PROGRAM" * 100, {"norm_weight": ("key",)})
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def lowerings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Program]:
     def make(program: Program) -> Template:
         lowered.append(program)
         time.sleep(0.05)
-        return MADE
+        return TEMPLATE
 
     monkeypatch.setattr(templates, "_make", make)
     return lowered
@@ -37,7 +37,7 @@ def lowerings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Program]:
 
 def use(program: Program, age_s: float = 0.0) -> Path:
     """Uses a template as if that had been `age_s` ago."""
-    assert template(program) == MADE
+    assert template(program) == TEMPLATE
     path = templates_folder() / template_key(program)
     os.utime(path, (time.time() - age_s,) * 2)
     return path

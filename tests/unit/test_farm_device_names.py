@@ -8,7 +8,7 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.measure.farm.farm import find_name
 
 PHONE, OTHER, BOX = "cortex-a76-1f2e", "cortex-a76-77aa", "epyc-00"
-KNOWN = {PHONE: ("phone", "bench"), OTHER: ("bench",), BOX: ()}
+TAGS = {PHONE: ("phone", "bench"), OTHER: ("bench",), BOX: ()}
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ KNOWN = {PHONE: ("phone", "bench"), OTHER: ("bench",), BOX: ()}
     ],
 )
 def test_one_device_is_meant(name: str, id: str) -> None:
-    assert find_name(name, KNOWN) == id
+    assert find_name(name, TAGS) == id
 
 
 def test_a_whole_id_is_no_prefix() -> None:
@@ -31,7 +31,7 @@ def test_a_whole_id_is_no_prefix() -> None:
 @pytest.mark.parametrize("name", ["cortex", "tag:bench"])
 def test_several_could_be_meant(name: str) -> None:
     with pytest.raises(InvalidInput, match=f"{PHONE}, {OTHER}"):
-        find_name(name, KNOWN)
+        find_name(name, TAGS)
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_several_could_be_meant(name: str) -> None:
 )
 def test_none_is_meant(name: str, offered: str) -> None:
     with pytest.raises(UnknownName, match=offered):
-        find_name(name, KNOWN)
+        find_name(name, TAGS)

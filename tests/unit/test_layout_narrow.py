@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nas.core.block import BLOCKS, Block, BlockKind
@@ -13,6 +13,9 @@ from nas.core.errors import InvalidInput
 from nas.core.layout import Layer, Layout, narrow, padded
 from nas.core.published import LFM2
 from nas.testing.layout_strategy import WIDTHS, layouts
+
+MIXED = Layout.parse("d1024 v65536 ffn=swiglu:4608 [M W16/4@512 A16/8+moe:32x4:1792]")
+"""Has every kind that tests of drawn layouts look at."""
 
 
 @given(layouts(), WIDTHS)
@@ -40,6 +43,7 @@ def shape(layer: Layer) -> object:
 
 
 @given(layouts(), WIDTHS)
+@example(MIXED, 64)
 def test_padded_widths_are_multiples_of_the_quantisers_block(layout: Layout, width: int) -> None:
     if width >= layout.d_model:
         return
@@ -57,10 +61,8 @@ def test_padded_widths_are_multiples_of_the_quantisers_block(layout: Layout, wid
 @pytest.mark.parametrize("name", LFM2)
 def test_attention_as_wide_as_the_model_stays_so(name: str) -> None:
     for width in range(32, 1025, 32):
-        for layer in narrow(Layout.parse(LFM2[name]), width, 256).layers:
-            if layer.mixer and layer.mixer.kind == "gqa":
-                block = layer.mixer.resolve(width)
-                assert block.int("heads") * block.int("head_dim") == width
+        blocks = [block.resolve(width) for block in attention_of(narrow(Layout.parse(LFM2[name]), width, 256))]
+        assert {block.int("heads") * block.int("head_dim") for block in blocks} == {width}
 
 
 def test_the_proxies_of_the_published_family() -> None:
@@ -118,6 +120,7 @@ def test_caches_of_few_heads_keep_their_proportion(heads: str) -> None:
 
 
 @given(layouts(), WIDTHS)
+@example(MIXED, 64)
 def test_positions_reach_as_far_in_a_proxys_sequence(layout: Layout, width: int) -> None:
     """The share of RoPE's frequencies that turn by a radian within a sequence stays."""
     if width >= layout.d_model:
@@ -183,7 +186,5 @@ def test_smaller_heads_are_as_wide_together(text: str, length: int) -> None:
     block, short = layout.layers[0].mixers[0].resolve(1536), proxy.layers[0].mixers[0].resolve(96)
     width, proportional = (one.int("heads") * one.int("head_dim") for one in (short, block))
     assert width == proportional / 16 and width % 32 == 0
-    for name in ("key_heads", "key_dim"):
-        if any(arg.name == name for arg in block.spec.args):
-            of = "heads" if name == "key_heads" else "head_dim"
-            assert short.int(name) / short.int(of) == pytest.approx(block.int(name) / block.int(of), rel=0.01)
+    for name, of in {"D": [("key_heads", "heads")], "X": [("key_dim", "head_dim")]}.get(text[0], []):
+        assert short.int(name) / short.int(of) == pytest.approx(block.int(name) / block.int(of), rel=0.01)

@@ -179,10 +179,10 @@ class HereJobs:
         return run_plan(
             plan,
             self.runtime.runner_folder(plan.runner),
-            {name: self._made(file) for name, file in plan.inputs.items()},
+            {name: self._path(file) for name, file in plan.inputs.items()},
         )
 
-    def _made(self, file: InputFile) -> Path:
+    def _path(self, file: InputFile) -> Path:
         model = artifacts.path(self.store, file.travels.sha256)
         if file.recipe is None:
             return model

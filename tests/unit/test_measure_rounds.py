@@ -64,7 +64,7 @@ def test_one_round_is_enough_on_a_calm_machine(subject: Subject) -> None:
     assert measurement.figures["ttft"].n == 2
     assert measurement.refused_share == 0.0
     assert measurement.wall_s == 2.0
-    ((key, number, round_),) = jobs.asked
+    ((key, number, round_),) = jobs.calls
     assert (key, number, round_.repetitions, round_.cool_down_s) == ("key", 0, 2, 0.0)
     assert round_.candidate.inputs["model"].sha256 == subject.artifact.sha256
     assert round_.candidate.inputs["reference"] == reference(subject).model.file
@@ -75,7 +75,7 @@ def test_one_round_is_enough_on_a_calm_machine(subject: Subject) -> None:
 def test_energy_is_measured_in_runs_of_the_candidate_alone(subject: Subject) -> None:
     counted = replace(subject, device=DEVICE.model_copy(update={"energy_counter": "RAPL package"}))
     _, jobs = measured(counted, answer(CALM, CALM))
-    alone = jobs.asked[0][2].alone
+    alone = jobs.calls[0][2].alone
     assert alone is not None and list(alone.inputs) == ["model"]
 
 
@@ -87,7 +87,7 @@ def test_processes_alternate_where_one_cannot_hold_both_models(subject: Subject,
     else:
         subject = replace(subject, artifact=subject.artifact.model_copy(update={"size": 700_000_000}))
     _, jobs = measured(subject, answer(CALM, CALM))
-    round_ = jobs.asked[0][2]
+    round_ = jobs.calls[0][2]
     assert round_.reference == reference(subject).plan
     assert list(round_.candidate.inputs) == ["model"]
 
@@ -95,7 +95,7 @@ def test_processes_alternate_where_one_cannot_hold_both_models(subject: Subject,
 def test_a_pair_that_the_memory_cannot_hold_is_no_fault_of_the_candidate(subject: Subject) -> None:
     killed = KILLED.model_copy(update={"conditions": KILLED.conditions.model_copy(update={"oom_kills": 1})})
     measurement, jobs = measured(subject, answer(killed), answer(CALM, CALM))
-    assert [list(round_.candidate.inputs) for _, _, round_ in jobs.asked] == [["model", "reference"], ["model"]]
+    assert [list(round_.candidate.inputs) for _, _, round_ in jobs.calls] == [["model", "reference"], ["model"]]
     assert measurement.figures["ttft"].n == 2
     with pytest.raises(CandidateFailed) as failure:
         measured(subject, answer(killed), answer(killed), answer(killed))
@@ -104,13 +104,13 @@ def test_a_pair_that_the_memory_cannot_hold_is_no_fault_of_the_candidate(subject
 
 def test_after_a_failure_the_reference_also_runs_by_itself(subject: Subject) -> None:
     _, jobs = measured(subject, answer(CRASHED), answer(CALM, CALM))
-    assert [round_.reference is not None for _, _, round_ in jobs.asked] == [False, True]
+    assert [round_.reference is not None for _, _, round_ in jobs.calls] == [False, True]
 
 
 def test_noise_fails_nothing_and_is_recorded(subject: Subject) -> None:
     slow = raw(sample(50.0, 5.0), foreign_cpu=2.0)
     measurement, jobs = measured(subject, answer(NOISY, slow, beside=raw(sample(20.0, 2.0), foreign_cpu=1.0)))
-    assert len(jobs.asked) == 1
+    assert len(jobs.calls) == 1
     assert measurement.figures["ttft"].n == 2
     assert measurement.refused_share == 0.0
     assert measurement.foreign_cpu == pytest.approx(1.5)
@@ -119,7 +119,7 @@ def test_noise_fails_nothing_and_is_recorded(subject: Subject) -> None:
 
 def test_repetitions_of_a_hot_device_are_asked_for_again_after_a_cool_down(subject: Subject) -> None:
     measurement, jobs = measured(subject, answer(CALM, HOT), answer(HOT), answer(CALM))
-    assert [(number, r.repetitions, r.cool_down_s) for _, number, r in jobs.asked] == [
+    assert [(number, r.repetitions, r.cool_down_s) for _, number, r in jobs.calls] == [
         (0, 2, 0.0), (1, 1, 5.0), (2, 1, 10.0),
     ]  # fmt: skip
     assert measurement.refused_share == pytest.approx(1 / 2)
@@ -129,7 +129,7 @@ def test_repetitions_of_a_hot_device_are_asked_for_again_after_a_cool_down(subje
 
 def test_failed_runs_are_repeated_at_once(subject: Subject) -> None:
     _, jobs = measured(subject, answer(CALM, KILLED), answer(CALM))
-    assert [(number, r.repetitions, r.cool_down_s) for _, number, r in jobs.asked] == [(0, 2, 0.0), (1, 1, 0.0)]
+    assert [(number, r.repetitions, r.cool_down_s) for _, number, r in jobs.calls] == [(0, 2, 0.0), (1, 1, 0.0)]
 
 
 def test_after_all_attempts_it_fails_as_the_infrastructures_and_says_why(subject: Subject) -> None:
@@ -144,7 +144,7 @@ def test_the_jobs_of_tries_never_have_the_same_numbers_whatever_the_attempts(sub
         jobs = ScriptedJobs([*[answer(KILLED)] * attempts, answer(CALM, CALM)])
         limits = MeasurementSettings(max_attempts=attempts)
         asyncio.run(measure(subject, reference(subject), jobs, "key", 3, 2, limits, past_tries=tries))
-        numbers.append({number for _, number, _ in jobs.asked})
+        numbers.append({number for _, number, _ in jobs.calls})
     assert not numbers[0] & numbers[1]
 
 
@@ -152,7 +152,7 @@ def test_the_jobs_of_tries_never_have_the_same_numbers_whatever_the_attempts(sub
 def test_one_run_that_ended_early_is_no_failure_of_the_candidate(subject: Subject, run: RawRun) -> None:
     measurement, jobs = measured(subject, answer(run), answer(CALM, CALM))
     assert measurement.figures["ttft"].n == 2
-    assert len(jobs.asked) == 2
+    assert len(jobs.calls) == 2
 
 
 def test_a_runner_that_is_killed_from_outside_again_and_again_is_no_failure_of_the_candidate(subject: Subject) -> None:
@@ -185,4 +185,4 @@ def test_calibration_gives_good_runs_and_tells_of_others(subject: Subject) -> No
     assert [pair.candidate.conditions.foreign_cpu for _, pair in good] == [None, 1.0]
     assert len(failures) == 1
     assert "killed" in failures[0]
-    assert jobs.asked[0][2].reference is None
+    assert jobs.calls[0][2].reference is None

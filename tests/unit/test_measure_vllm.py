@@ -160,7 +160,7 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def seen(tmp_path: Path) -> dict[str, Any]:
+def read_record(tmp_path: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads((tmp_path / "seen.json").read_text())
     return record
 
@@ -177,12 +177,12 @@ def test_a_folder_is_served_and_the_server_ended(tmp_path: Path, folder: Path, h
     report = report_of(nas("vllm", str(folder), *SHORT, "--batch", "1,2", "--program", str(path), "--json"))
     assert [row["batch"] for row in report["batches"]] == [1, 2]
     assert report["vocab"] == 64
-    argv = seen(tmp_path)["argv"]
+    argv = read_record(tmp_path)["argv"]
     assert argv[:2] == ["serve", str(folder)]
     for option, value in (("--max-model-len", "24"), ("--max-num-seqs", "2"), ("--generation-config", "vllm")):
         assert argv[argv.index(option) + 1] == value
     assert "--load-format" not in argv
-    assert not any(map(is_alive, seen(tmp_path)["pids"]))
+    assert not any(map(is_alive, read_record(tmp_path)["pids"]))
     assert not Path(argv[argv.index("--uds") + 1]).exists()
 
 
@@ -190,8 +190,8 @@ def test_a_layout_is_served_with_numbers_of_the_server(tmp_path: Path, home: Pat
     path = program(tmp_path, Behaviour())
     report = report_of(nas("vllm", LAYOUT, *SHORT, "--batch", "1", "--program", str(path), "--json"))
     assert report["vocab"] == 512
-    assert {"dummy", "--skip-tokenizer-init"} < set(seen(tmp_path)["argv"])
-    assert seen(tmp_path)["config"]["architectures"] == ["Lfm2ForCausalLM"]
+    assert {"dummy", "--skip-tokenizer-init"} < set(read_record(tmp_path)["argv"])
+    assert read_record(tmp_path)["config"]["architectures"] == ["Lfm2ForCausalLM"]
     done = nas("vllm", "d256 v512 ffn=swiglu:512 [M4 A4/2]", *SHORT, "--program", str(path))
     assert done.code == 3
     assert "stock classes" in done.err
@@ -202,7 +202,7 @@ def test_a_server_that_dies(tmp_path: Path, folder: Path, home: Path) -> None:
     done = nas("vllm", str(folder), *SHORT, "--batch", "1", "--program", str(path))
     assert done.code == 4
     assert "vLLM ended with exit code 1: CUDA error: an illegal memory access" in done.err
-    assert not any(map(is_alive, seen(tmp_path)["pids"]))
+    assert not any(map(is_alive, read_record(tmp_path)["pids"]))
     (folder / "config.json").write_text(json.dumps({"architectures": ["--broken"], "vocab_size": 64}))
     done = nas("vllm", str(folder), *SHORT, "--batch", "1", "--program", str(path))
     assert done.code == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import re
 import weakref
 from pathlib import Path
@@ -132,6 +133,9 @@ def test_what_was_read_of_a_file_does_not_stay_in_memory(tmp_path: Path) -> None
     for name in shards.names:
         assert shards.tensor(name).sum() == 1 << 18
     assert resident_bytes(path) < path.stat().st_size / 4
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        mapping.read()
+        assert resident_bytes(path) > path.stat().st_size / 2
 
 
 @pytest.mark.parametrize("count", [3, 30])

@@ -165,7 +165,7 @@ def test_answers_are_those_of_a_model_run_alone() -> None:
 
 def test_exact_answers_are_counted_by_task() -> None:
     chat = ChatTokenizer(byte_tokenizer(320), "bytes")
-    examples = [example for task in ("lookup", "arithmetic") for example in _some(task, 2)]
+    examples = [example for task in ("lookup", "arithmetic") for example in _examples(task, 2)]
 
     def respond(questions: Sequence[Sequence[int]], most: int) -> list[list[int]]:
         assert most >= max(len(example.answer) for example in examples)
@@ -184,7 +184,7 @@ def test_intervals_of_shares_are_wilson_s(exact: int, questions: int) -> None:
 
 
 def test_changes_of_a_file_are_counted_and_have_intervals_of_paired_shares() -> None:
-    examples = _some("lookup", 2) + _some("arithmetic", 2)
+    examples = _examples("lookup", 2) + _examples("arithmetic", 2)
     right, before = [False, True, True, True], [True, True, False, True]
     scores = counts(grouped(examples, right), grouped(examples, before))
     assert [(scores[task].lost, scores[task].gained) for task in ("all", "arithmetic", "lookup")] == [
@@ -202,7 +202,7 @@ def test_changes_of_a_file_are_counted_and_have_intervals_of_paired_shares() -> 
     assert value == 0 and low == -high and 0.1 < high < 0.3
 
 
-def _some(task: str, count: int) -> list[Conversation]:
+def _examples(task: str, count: int) -> list[Conversation]:
     return [example for example in conversations(60, 0, test=False) if example.task == task][:count]
 
 
@@ -352,11 +352,11 @@ class Remembering:
     """A dialogue that notes the questions and answers each with `yes`."""
 
     def __init__(self, chat: ChatTokenizer, context: int) -> None:
-        self.context, self.asked, self._chat = context, list[str](), chat
+        self.context, self.questions, self._chat = context, list[str](), chat
 
     def answer(self, question: Sequence[int], most: int, ends: Sequence[int], **_: object) -> list[int]:
         assert len(question) + most // 2 <= self.context
-        self.asked.append(self._chat.decode(question))
+        self.questions.append(self._chat.decode(question))
         return self._chat.encode("yes<|im_end|>")
 
 
@@ -367,7 +367,7 @@ def test_chat_forgets_its_oldest_turns_and_says_so() -> None:
     talk = Chat(dialogue, chat, "brief", [{"name": "sum"}], said.append)
     for number in range(5):
         assert "".join(talk.say(f"question {number}", most=8, temperature=0, seed=0)) == "yes"
-    last = dialogue.asked[-1]
+    last = dialogue.questions[-1]
     assert "brief" in last and '"sum"' in last and "question 4" in last and "question 0" not in last
     assert said and all(re.fullmatch(r"forgot the oldest \d of \d turns: the context is full", line) for line in said)
     assert talk.messages[0].role == "system" and talk.messages[1].role == "user"

@@ -22,7 +22,7 @@ TRL, MERGEKIT = (json.loads((FOLDER / f"{name}.json").read_text()) for name in (
 BASE, MODELS = torch.tensor(MERGEKIT["base"]), [torch.tensor(model) for model in MERGEKIT["models"]]
 
 
-class Given:
+class FakeModel:
     """A model whose logits are given."""
 
     def __init__(self, logits: list[Any]) -> None:
@@ -37,7 +37,7 @@ class Given:
 
 
 def nats(logits: list[Any], labels: Tensor) -> tuple[Tensor, Tensor]:
-    model: Any = Given(logits)
+    model: Any = FakeModel(logits)
     return answer_nats(model, labels[:, :-1], labels[:, 1:])
 
 

@@ -404,7 +404,7 @@ def test_shares_are_those_of_models_asked_directly_and_kept_by_content(
 def test_shares_of_questions_like_known_ones_are_predicted() -> None:
     rng = np.random.default_rng(0)
 
-    def asked(count: int) -> tuple[list[str], np.ndarray[Any, np.dtype[np.float32]]]:
+    def questions(count: int) -> tuple[list[str], np.ndarray[Any, np.dtype[np.float32]]]:
         digits = rng.integers(1, 5, count)
         sums = rng.random(count) < 0.5
         texts = [
@@ -413,8 +413,8 @@ def test_shares_of_questions_like_known_ones_are_predicted() -> None:
         ]
         return texts, np.where(sums, 1 - digits / 5, 0.9).astype(np.float32)
 
-    texts, shares = asked(300)
-    new, expected = asked(100)
+    texts, shares = questions(300)
+    new, expected = questions(100)
     predictions = curriculum.predicted(texts, shares, new)
     assert spearmanr(predictions, expected).statistic > 0.95
     np.testing.assert_allclose(predictions, expected, atol=0.1)

@@ -79,7 +79,7 @@ def chat_of(folder: Path, form: Form, **beside: dict[str, Any]) -> ChatTokenizer
     return ChatTokenizer.read(path)
 
 
-def theirs(folder: Path, messages: list[dict[str, Any]], tools: Any, *, ask: bool) -> str:
+def expected_text(folder: Path, messages: list[dict[str, Any]], tools: Any, *, ask: bool) -> str:
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     text: str = tokenizer.apply_chat_template(
         messages, tools=tools, add_generation_prompt=ask, tokenize=False, enable_thinking=False
@@ -98,7 +98,7 @@ def test_a_template_that_opens_the_reasoning_of_every_answer_is_of_use_for_quest
         {"role": "user", "content": "c"},
     ]
     text = chat.decode(chat.question([Message.model_validate(message) for message in messages]))
-    assert text == theirs(tmp_path, messages, None, ask=True) and text.endswith("<think>\n")
+    assert text == expected_text(tmp_path, messages, None, ask=True) and text.endswith("<think>\n")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -112,10 +112,10 @@ def test_templates_are_rendered_as_by_transformers(
     (line,) = written(tmp_path, {"messages": messages, "tools": tools})
     for ask in (False, True):
         shown = line.messages[:-1] if ask else line.messages
-        expected = theirs(tmp_path, messages[:-1] if ask else messages, tools, ask=ask)
+        expected = expected_text(tmp_path, messages[:-1] if ask else messages, tools, ask=ask)
         assert chat.render(shown, line.tools, ask=ask) == expected
     ids, answers = chat.conversation(line)
-    assert chat.decode(ids.tolist()) == theirs(tmp_path, messages, tools, ask=False).removesuffix("\n")
+    assert chat.decode(ids.tolist()) == expected_text(tmp_path, messages, tools, ask=False).removesuffix("\n")
     assert messages[-1]["content"] in chat.decode(ids[answers].tolist())
 
 
@@ -134,7 +134,7 @@ def test_named_templates_are_those_of_transformers(tmp_path: Path) -> None:
     for folder, ours in ((tmp_path / "list", chat), (tmp_path / "files", ChatTokenizer.read(path))):
         for tools in (None, TOOLS):
             (line,) = written(tmp_path, {"messages": PLAIN, "tools": tools})
-            assert ours.render(line.messages, line.tools) == theirs(folder, PLAIN, tools, ask=False)
+            assert ours.render(line.messages, line.tools) == expected_text(folder, PLAIN, tools, ask=False)
     assert "additional_chat_templates/tool_use.jinja" in dict(read_model_tokenizer(path).files(512))
     with pytest.raises(InvalidInput, match="has no chat template: its named ones are rag"):
         chat_of(tmp_path / "rag", with_template(None), tokenizer_config={"chat_template": [named[0] | {"name": "rag"}]})
@@ -161,7 +161,7 @@ def test_answers_may_begin_with_a_blank(tmp_path: Path) -> None:
         (line,) = written(tmp_path, {"messages": PLAIN + other, "tools": tools})
         ids, answers = chat.conversation(line)
         assert chat.decode(ids[answers].tolist()) == trained, "tools move to the last question"
-        assert chat.decode(ids.tolist()) == theirs(tmp_path, PLAIN + other, tools, ask=False)
+        assert chat.decode(ids.tolist()) == expected_text(tmp_path, PLAIN + other, tools, ask=False)
         question = chat.question(line.question, line.tools)
         assert ids[: len(question)].tolist() == question
 
@@ -279,10 +279,9 @@ def test_public_forms_of_conversations_are_read(name: str, tmp_path: Path) -> No
     record, expected = FORMS_OF[name]
     (line,) = written(tmp_path, record)
     assert [(message.role, message.content) for message in line.messages] == expected
-    assert all("null" not in json.dumps(message.variables()) or not message.said for message in line.messages)
-    for message in line.messages:
-        for call in message.tool_calls:
-            assert isinstance(call["function"]["arguments"], dict)
+    assert all("null" not in json.dumps(message.variables()) or not message.text for message in line.messages)
+    calls = [call for message in line.messages for call in message.tool_calls]
+    assert [type(call["function"]["arguments"]) for call in calls] == [dict] * ("call" in name)
     ChatTokenizer(byte_tokenizer(512), "bytes").conversation(line)
     assert type(line).model_validate_json(line.model_dump_json(exclude_unset=True)) == line
 

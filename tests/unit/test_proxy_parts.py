@@ -112,7 +112,9 @@ def test_the_unigram_model_scores_chance_in_every_part() -> None:
     source = domain(text)
     data = LmData({"a": source}, batch=1, length=100, eval_bytes=4000, seed=0)
     logits = torch.from_numpy(-source.surprise * math.log(2)).float().nan_to_num(neginf=-100.0)
-    for name, (got, chance) in score_groups(Fixed(logits), data.groups(), torch.device("cpu")).items():
+    scores = score_groups(Fixed(logits), data.groups(), torch.device("cpu"))
+    assert scores.keys() == {"lm/a", "lm/a.recall", "lm/a.rest"}
+    for name, (got, chance) in scores.items():
         assert got.loss == pytest.approx(chance, rel=1e-2 if name == "lm/a" else 1e-5), name
 
 

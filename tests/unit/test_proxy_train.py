@@ -277,13 +277,15 @@ SEEDS = (0, 1, 2)
 
 
 def together(jobs: list[TrainJob], folder: Path, hook: Callable[[], None] | None = None) -> list[TrainResult]:
-    """Trains all seeds in one pass, as `run` trains one; returns the results of those that did not fail."""
+    """Trains all seeds in one pass, as `run` trains one; none may fail."""
     lines: list[str] = []
     every, hook = (60.0, lambda: None) if hook is None else (0.0, hook)
     outcomes = train_seeds(
         jobs, yield_hook=hook, checkpoint_dir=folder, device="cpu", log=lines.append, checkpoint_s=every
     )
-    return [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
+    results = [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
+    assert len(results) == len(jobs), outcomes
+    return results
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="module")
-def ours(layout: Layout) -> Model:
+def original(layout: Layout) -> Model:
     """The model that the class copies, with no weight at a special value."""
     model, noise = Model(layout, seed=3).eval(), torch.Generator().manual_seed(4)
     for tensor in model.state_dict().values():
@@ -73,11 +73,11 @@ def ours(layout: Layout) -> Model:
 
 
 @pytest.fixture(scope="module")
-def model(code: Any, layout: Layout, ours: Model) -> Any:
+def model(code: Any, layout: Layout, original: Model) -> Any:
     """The class with the same weights; a test that changes it changes a copy."""
     config = code.HilnasConfig(**own_config(layout), pad_token_id=0, eos_token_id=None)
     theirs = code.HilnasForCausalLM(config).eval()
-    theirs.load_state_dict(ours.state_dict())
+    theirs.load_state_dict(original.state_dict())
     return theirs
 
 
@@ -99,7 +99,7 @@ def padded(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
 @torch.no_grad()
-def test_logits_are_those_of_our_model(ours: Model, model: Any, side: str) -> None:
+def test_logits_are_those_of_our_model(original: Model, model: Any, side: str) -> None:
     """Over more than two chunks of every chunked form; padding moves a text across their borders.
 
     Errors are relative to the greatest logit: in float32 either model is 1e-5 from itself in float64.
@@ -108,7 +108,7 @@ def test_logits_are_those_of_our_model(ours: Model, model: Any, side: str) -> No
     ids, mask = padded(rows, side)
     logits = model(ids, attention_mask=None if side == "none" else mask).logits
     for row, text in enumerate(rows):
-        expected = ours(text[None])[0]
+        expected = original(text[None])[0]
         atol = 1e-5 * float(expected.abs().max())
         torch.testing.assert_close(logits[row][mask[row].bool()], expected, rtol=0, atol=atol)
         assert expected.std() > 0.1, "too flat to tell models apart"

@@ -32,7 +32,7 @@ from nas.train.release.model_card import card
 from nas.train.release.options import FileOptions, kept_options
 
 STOCK = Layout.parse("d64 v300 ffn=swiglu:96 [C3 A4/2]")
-OWN = Layout.parse("d64 v300 untied ffn=moe:4x2:32 [C3&A2/1 M16+none W4/2@8(sink=1)+swiglu:64 ^0 A4/2 A4/2(kv=4)]")
+CUSTOM = Layout.parse("d64 v300 untied ffn=moe:4x2:32 [C3&A2/1 M16+none W4/2@8(sink=1)+swiglu:64 ^0 A4/2 A4/2(kv=4)]")
 LIGHT = FileOptions(gguf=("f16",))
 FIRST = RandomWeights(3)
 
@@ -47,7 +47,7 @@ def write(folder: Path, layout: Layout = STOCK, options: FileOptions = LIGHT) ->
     return write_files(folder, layout, FIRST, options, said.append), said
 
 
-@pytest.mark.parametrize("layout", [STOCK, OWN])
+@pytest.mark.parametrize("layout", [STOCK, CUSTOM])
 def test_random_weights_are_the_models_own(layout: Layout) -> None:
     drawn = LazyTensors(DrawnWeights(layout, 3, torch.float32))
     model = Model(layout, seed=3).state_dict()
@@ -58,8 +58,8 @@ def test_random_weights_are_the_models_own(layout: Layout) -> None:
 
 
 def test_random_weights_are_rounded_as_released() -> None:
-    drawn = LazyTensors(DrawnWeights(OWN, 3, torch.bfloat16))
-    model = Model(OWN, seed=3).state_dict()
+    drawn = LazyTensors(DrawnWeights(CUSTOM, 3, torch.bfloat16))
+    model = Model(CUSTOM, seed=3).state_dict()
     assert torch.equal(drawn["embed.weight"], model["embed.weight"].bfloat16().float())
     for name in ("layers.1.mixers.0.A_log", "layers.0.mixers.0.conv.weight", "layers.0.ffn.router.weight"):
         assert torch.equal(drawn[name], model[name]), name
@@ -96,7 +96,7 @@ def test_all_files_hold_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_layouts_of_no_stock_class_come_with_code(tmp_path: Path) -> None:
-    record, _ = write(tmp_path / "m", OWN)
+    record, _ = write(tmp_path / "m", CUSTOM)
     assert record.loads["transformers"].startswith("HilnasForCausalLM with trust_remote_code: ")
     assert record.loads["llama.cpp"].startswith("hilnas (patched build): layer 0 has parallel mixers")
     config = json.loads((tmp_path / "m" / "transformers" / "config.json").read_text())

@@ -172,14 +172,14 @@ def test_alike_documents_differ_in_what_stands_together() -> None:
 def test_a_search_is_scored_by_its_ranks() -> None:
     assert gains(torch.tensor([1, 2, 10, 11])).tolist() == pytest.approx([1, 0.6309, 0.2891, 0], abs=1e-4)
 
-    class Told(Model):
+    class OneHotModel(Model):
         """Gives each symbol a vector of its own."""
 
         def vectors(self, tokens: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.one_hot(tokens, 256).float()
 
     groups = TaskData("boundfacts", make_task("boundfacts", {}), 4, 0).groups()
-    (score, chance), = score_groups(Told(LAYOUT), groups, torch.device("cpu")).values()  # fmt: skip
+    (score, chance), = score_groups(OneHotModel(LAYOUT), groups, torch.device("cpu")).values()  # fmt: skip
     # It knows which four documents have the symbols, and nothing of their order.
     assert 0.0 < 1 - score.loss < 0.7 and score.accuracy < 0.4 and 1 - chance < 0.02
     assert maxsim(torch.eye(2)[None], torch.eye(2)[None], torch.ones(1, 2, dtype=torch.bool)).item() == 2

@@ -16,7 +16,6 @@ from tokenizer_lab import write_qwen3
 from nas.core.errors import InvalidInput
 from nas.train.posttrain.start import start_model
 from nas.train.release.tokenizer import BOS, byte_tokenizer
-from nas.train.retrieval import teacher as teacher_module
 from nas.train.retrieval.data import read_examples
 from nas.train.retrieval.index import build_index
 from nas.train.retrieval.teacher import ClassifierTeacher, LanguageTeacher, write_scores
@@ -98,7 +97,6 @@ def test_scores_are_data_and_an_interrupted_command_continues(tmp_path: Path, mo
     assert calls[0] == 6 + 7 and not (tmp_path / "part.jsonl.part").exists()
     with pytest.raises(InvalidInput, match="scores already"):
         write_scores(folder, [tmp_path / "whole.jsonl"], tmp_path / "again.jsonl", quiet)
-    assert teacher_module.SCORES_VERSION
 
 
 def test_the_command_takes_documents_of_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:

@@ -90,7 +90,7 @@ def test_members_and_every_decision_are_recorded_and_logged(bed: Bed) -> None:
     family = build(options(bed), log)
     assert read_family("tiny") == family
     assert [member.size for member in family.members] == ["1M", "2M"]
-    assert {source.trial for source in family.sources} <= set(range(20))
+    assert family.sources and {source.trial for source in family.sources} <= set(range(20))
     for member, size in zip(family.members, parse_sizes("1M,2M"), strict=True):
         assert size.admits(Layout.parse(member.layout).params)
         assert [candidate.layout for candidate in member.tried if candidate.chosen] == [member.layout]
@@ -202,7 +202,7 @@ REFERENCE = FakeRuntime(Path()).reference_models()[0].id
 
 
 @dataclass
-class Here:
+class FakeFarm:
     """The part of a farm that measuring needs."""
 
     store: Store
@@ -214,7 +214,7 @@ class Here:
 
 def search(bed: Bed, jobs: Jobs | None = None, log: BuildLog | None = None) -> SizeSearch:
     origin = study_origin(bed.store, "study", (), (), None)
-    farm = cast(Farm, Here(bed.store, jobs or bed.jobs))
+    farm = cast(Farm, FakeFarm(bed.store, jobs or bed.jobs))
     log = log or BuildLog()
     measurer = Measurer(farm, origin.criteria.space, 2, log, {("local", "fake", REFERENCE): bed.target()})
     return SizeSearch(origin, measurer, log)

@@ -29,7 +29,7 @@ def searcher(seed: int = 0) -> HilnasSearcher:
     return HilnasSearcher(space, proposer="evolution", seed=seed, published=PUBLISHED, worst=worst)
 
 
-def told(of: HilnasSearcher, **changes: Any) -> dict[str, Any]:
+def observation(of: HilnasSearcher, **changes: Any) -> dict[str, Any]:
     """What one trial with GOOD figures, some of them others, became; None leaves a figure out."""
     of.suggest("one")
     of.on_trial_complete("one", {name: v for name, v in (GOOD | changes).items() if v is not None})
@@ -38,7 +38,7 @@ def told(of: HilnasSearcher, **changes: Any) -> dict[str, Any]:
 
 
 def test_figures_become_coordinates() -> None:
-    seen = told(searcher(), quality_sd=0.02, latency_sd=0.8, training_iteration=3)
+    seen = observation(searcher(), quality_sd=0.02, latency_sd=0.8, training_iteration=3)
     assert seen["status"] == "complete"
     assert seen["objectives"] == {"quality": -0.9, "latency": math.log(8.0), "memory": math.log(40.0)}
     assert seen["constraints"] == {"peak_rss@chat": pytest.approx(math.log(40 / 50))}
@@ -46,8 +46,8 @@ def test_figures_become_coordinates() -> None:
 
 
 def test_what_became_of_a_trial() -> None:
-    assert told(searcher(), **{"peak_rss@chat": 51.0, "quality": None})["status"] == "infeasible"
-    assert told(searcher(), quality=None)["status"] == "stopped"
+    assert observation(searcher(), **{"peak_rss@chat": 51.0, "quality": None})["status"] == "infeasible"
+    assert observation(searcher(), quality=None)["status"] == "stopped"
     for result, error in ((None, False), (None, True), (GOOD, True)):
         of = searcher()
         of.suggest("one")
@@ -58,9 +58,9 @@ def test_what_became_of_a_trial() -> None:
 def test_mistakes_are_said() -> None:
     for changes in ({"latency": 0.0}, {"quality": math.nan}, {"peak_rss@chat": -1.0}):
         with pytest.raises(InvalidInput, match=next(iter(changes))):
-            told(searcher(), **changes)
+            observation(searcher(), **changes)
     with pytest.raises(InvalidInput, match="none of quality"):
-        told(searcher(), **dict.fromkeys(GOOD), accuracy=1.0)
+        observation(searcher(), **dict.fromkeys(GOOD), accuracy=1.0)
     with pytest.raises(UnknownName, match="latancy"):
         HilnasSearcher(synthetic_space(), published=PUBLISHED, worst={"latancy": 1.0})
     with pytest.raises(InvalidInput, match="ttft@chat"):

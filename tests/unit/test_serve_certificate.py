@@ -27,7 +27,7 @@ from nas.infra.web.tls import OwnCertificate, Renewal
 from nas.serve.client import known_servers
 
 
-def own(folder: Path) -> OwnCertificate:
+def certificate(folder: Path) -> OwnCertificate:
     folder.mkdir(exist_ok=True)
     certificates = Certificates(folder)
     return OwnCertificate(certificates.certificate, certificates.key)
@@ -41,8 +41,8 @@ def test_both_files_are_needed() -> None:
 
 @pytest.mark.parametrize("fault", ["missing", "other key", "no certificate", "password"])
 def test_files_that_cannot_be_used_are_named(tmp_path: Path, fault: str) -> None:
-    good = own(tmp_path)
-    other = own(tmp_path / "other")
+    good = certificate(tmp_path)
+    other = certificate(tmp_path / "other")
     locked, text = tmp_path / "locked.key", tmp_path / "text.pem"
     text.write_text("no certificate")
     private = load_pem_private_key(good.key.read_bytes(), password=None)

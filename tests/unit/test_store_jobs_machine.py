@@ -33,7 +33,7 @@ class Farm(RuleBasedStateMachine):
         self.clock = StillClock()
         self.store = open_store(Path(self.folder.name), self.clock)
         self.epochs = {add_device(self.store, box, agent=f"agent-{box}"): 0 for box in BOXES}
-        self.kept: dict[str, float] = {}
+        self.wall_s: dict[str, float] = {}
 
     def teardown(self) -> None:
         self.store.close()
@@ -78,7 +78,7 @@ class Farm(RuleBasedStateMachine):
         repeated = before.state is JobState.DONE and before.epoch == claim.epoch
         assert verdict.accepted == (current or repeated)
         if current and before.state is not JobState.DONE:
-            self.kept[claim.id] = seconds
+            self.wall_s[claim.id] = seconds
 
     @rule(claim=claims, kind=st.sampled_from(["infrastructure", "refused", "cancelled"]), phase=PHASES)
     def fail(self, claim: JobRow, kind: str, phase: Phase) -> None:
@@ -133,7 +133,7 @@ class Farm(RuleBasedStateMachine):
                 assert row.lease_until is not None, "busy without a lease"
             if row.health in (Health.UNKNOWN, Health.BAD):
                 assert row.check_due is not None, "doubtful for ever"
-        for id, seconds in self.kept.items():
+        for id, seconds in self.wall_s.items():
             job = jobs.get(self.store, id)
             assert job is not None and job.state is JobState.DONE
             assert job.result is not None and job.result.wall_s == seconds, "an accepted result was lost or replaced"

@@ -31,10 +31,10 @@ class Server:
     """Answers with its time; counts how often it was asked."""
 
     def __init__(self, clock: HostClock, ahead_s: float) -> None:
-        self.clock, self.ahead_s, self.asked = clock, ahead_s, 0
+        self.clock, self.ahead_s, self.queries = clock, ahead_s, 0
 
     def execute(self, statement: Any) -> Any:
-        self.asked += 1
+        self.queries += 1
         time = self.clock.time + self.ahead_s
         self.clock.pass_by(0.2)  # half of it until the server reads its clock
         return SimpleNamespace(scalar_one=lambda: time + 0.1)
@@ -61,11 +61,11 @@ def test_the_server_is_asked_from_time_to_time(host: HostClock) -> None:
     server, clock = Server(host, 5.0), ServerClock(host)
     for _ in range(10):
         clock.follow(server.connection)
-    assert server.asked == 1
+    assert server.queries == 1
     server.ahead_s = 6.0
     host.pass_by(31)
     clock.follow(server.connection)
-    assert (server.asked, clock.now()) == (2, pytest.approx(host.time + 6.0))
+    assert (server.queries, clock.now()) == (2, pytest.approx(host.time + 6.0))
 
 
 @pytest.mark.parametrize("seconds", [-3600.0, 35.0])

@@ -81,7 +81,7 @@ def seconds(forecast: Estimate) -> dict[str, float]:
     return {part.name: part.seconds.typical for part in forecast.parts}
 
 
-def left(store: Store, workers: int = 1, name: str = "now") -> Estimate:
+def time_left(store: Store, workers: int = 1, name: str = "now") -> Estimate:
     forecast = estimate_left(store, studies.get(store, name), workers)
     assert forecast is not None
     return forecast
@@ -105,7 +105,7 @@ def test_work_grows_with_trials_and_trainings_are_shared_by_workers() -> None:
 def test_a_study_half_done_takes_as_long_again(store: Store, clock: StillClock) -> None:
     space = tiny_space(**ALL_CLIMB)
     half_done(store, space, clock, 600.0)
-    forecast = left(store)
+    forecast = time_left(store)
     assert forecast.based_on == ["the pace of this study so far"]
     assert "calibration" not in seconds(forecast)
     calibration_s = seconds(estimate(None, space, 8, {}, 1))["calibration"]
@@ -121,17 +121,17 @@ def test_earlier_studies_of_the_same_device_tell_the_pace(store: Store, clock: S
     assert forecast.based_on == ["the pace of an earlier study here"]
     assert sum(seconds(forecast).values()) == pytest.approx(forecast.seconds.typical)
     begin(store, space, "now", 8)
-    assert left(store).based_on == forecast.based_on
+    assert time_left(store).based_on == forecast.based_on
     assert estimate(store, space, 8, {"local": "another"}, workers=1).based_on[0].startswith("a guess")
 
 
 def test_a_busy_machine_widens_the_range_before_trials_have_ended(store: Store, clock: StillClock) -> None:
     space = tiny_space(**ALL_CLIMB)
     begin(store, space, "now", 8)
-    first = left(store).seconds
+    first = time_left(store).seconds
     assert first.high == pytest.approx(9 * first.low)
     clock.sleep(900.0)
-    later = left(store).seconds
+    later = time_left(store).seconds
     slowest = 900.0 / seconds(estimate(None, space, 8, {}, 1))["calibration"]
     assert later.typical / first.typical == pytest.approx(slowest**0.5)
     assert later.high == pytest.approx(first.typical * slowest)
@@ -147,7 +147,7 @@ def test_time_left_falls_while_a_stage_is_under_way(store: Store, clock: StillCl
     typical = []
     for seconds in (0.0, 1.0, 1.0, 3600.0):
         clock.sleep(seconds)
-        typical.append(left(store).seconds.typical)
+        typical.append(time_left(store).seconds.typical)
     assert (typical[1], typical[2]) == pytest.approx((typical[0] - 1, typical[0] - 2))
     assert typical[3] > typical[0], "it takes longer than by the pace so far"
 
@@ -155,10 +155,10 @@ def test_time_left_falls_while_a_stage_is_under_way(store: Store, clock: StillCl
 def test_what_people_add_changes_no_estimate(store: Store, clock: StillClock) -> None:
     study = half_done(store, tiny_space(**ALL_CLIMB), clock, 600.0)
     clock.sleep(60.0)
-    before = left(store)
+    before = time_left(store)
     log(store, study, Marked(2, star=True, tags=(), text=""))
     log(store, study, Profiled(2, "box", "fake", "b", 32, 4, 1, ProfileSummary.model_validate(TIMED)))
-    assert left(store) == before
+    assert time_left(store) == before
 
 
 def test_anchors_are_counted_until_their_rung_has_a_scale(store: Store, clock: StillClock) -> None:
@@ -168,7 +168,7 @@ def test_anchors_are_counted_until_their_rung_has_a_scale(store: Store, clock: S
     # 3 + 2 layouts on 3 seeds for 24 steps in all; 4 + 2 layouts for 6 + 6 + 12 + 24.
     assert parts["anchors"] / parts["training"] == pytest.approx(5 * 3 * 24 / (6 * 48))
     half_done(store, space, clock, 600.0)
-    assert "anchors" not in seconds(left(store))
+    assert "anchors" not in seconds(time_left(store))
 
 
 def test_fresh_seeds_that_were_trained_are_not_counted_again(store: Store, clock: StillClock) -> None:
@@ -177,7 +177,7 @@ def test_fresh_seeds_that_were_trained_are_not_counted_again(store: Store, clock
     log(store, study, Closed("trials", "4 layouts were proposed"))
     remaining = []
     for trial in range(5):
-        remaining.append(left(store).seconds.typical > 0)
+        remaining.append(time_left(store).seconds.typical > 0)
         trials.add_event(store, study, trial, EventKind.PROGRESS, Rescored(QUALITY, {20: 1.0}).to_json())
     assert remaining == [True] * 4 + [False], "two references, and half of four candidates"
 
@@ -192,16 +192,16 @@ def test_rounds_of_the_second_measurement_are_counted_until_they_are_done(store:
     log(store, study, Closed("trials", "4 layouts were proposed"))
     remaining = []
     for round_ in range(3):
-        remaining.append(left(store).seconds.typical > 0)
+        remaining.append(time_left(store).seconds.typical > 0)
         for trial in (0, 2):
             trials.add_event(store, study, trial, EventKind.PROGRESS, Remeasured(round_, ()).to_json())
-    assert remaining == [True] * 3 and left(store).seconds.typical == 0
+    assert remaining == [True] * 3 and time_left(store).seconds.typical == 0
     log(store, study, Named((2, 3)))
-    assert left(store).seconds.typical > 0, "the front has two layouts, one more than expected"
+    assert time_left(store).seconds.typical > 0, "the front has two layouts, one more than expected"
     log(store, study, Launched(10))
-    typical = left(store).seconds.typical
+    typical = time_left(store).seconds.typical
     log(store, study, Named((2,)))
-    assert left(store).seconds.typical == typical > 0, "six layouts are to come, and another front"
+    assert time_left(store).seconds.typical == typical > 0, "six layouts are to come, and another front"
 
 
 def test_a_finished_rung_of_a_waiting_trial_is_not_counted_again(store: Store) -> None:
@@ -210,15 +210,15 @@ def test_a_finished_rung_of_a_waiting_trial_is_not_counted_again(store: Store) -
     trial = trials.propose(store, study, [NewTrial(layout.to_json(), layout.id, "proposal")])[0].number
     for kind in (*PATH[:3], EventKind.TRAINING):
         trials.add_event(store, study, trial, kind, {"rung": 0} if kind is EventKind.TRAINING else {})
-    before = seconds(left(store))["training"]
+    before = seconds(time_left(store))["training"]
     trials.add_event(store, study, trial, EventKind.PROGRESS, QualityKnown(0, QUALITY).to_json())
-    assert seconds(left(store))["training"] < before
+    assert seconds(time_left(store))["training"] < before
 
 
 def test_nothing_is_left_once_all_have_ended(store: Store, clock: StillClock) -> None:
     study = half_done(store, tiny_space(**ALL_CLIMB), clock, 600.0)
     log(store, study, Closed("trials", "all 4 layouts were proposed"))
-    assert left(store).seconds.high == 0
+    assert time_left(store).seconds.high == 0
 
 
 def test_budgets_on_quality_refuse_nobody_before_the_top() -> None:

@@ -385,12 +385,12 @@ def test_a_resumed_study_runs_nothing_where_a_device_has_changed(
 
     prepare()
     prepare()
-    assert len(scripted.asked) == 2
+    assert len(scripted.calls) == 2
     studies.set_state(store, study.id, StudyState.COMPLETE)
     devices.register(store, "local", [DEVICE.model_copy(update={"energy_counter": "RAPL"})], boot_id="boot")
     with pytest.raises(StudyChanged, match="began with energy counter none, which is RAPL now"):
         prepare()
-    assert len(scripted.asked) == 2
+    assert len(scripted.calls) == 2
     assert studies.get(store, study.id).state is StudyState.COMPLETE
 
 

@@ -375,7 +375,7 @@ def test_noise_is_estimated_from_anchors_and_the_front_is_of_fresh_seeds(anchore
     report = study_report(anchored.store, "study")
     assert all(row["rescored"] and row["quality"]["n_seeds"] == 3 for row in report["front"])
     rest = [row for row in report["ranking"] if not row["rescored"]]
-    assert all(row["p_front"] < 0.2 and row["quality"]["n_seeds"] == 2 for row in rest)
+    assert rest and all(row["p_front"] < 0.2 and row["quality"]["n_seeds"] == 2 for row in rest)
     snapshot = Snapshots(anchored.store).get("study")
     (view,) = candidate_views(anchored.store, snapshot, [report["front"][0]["trial"]])
     assert view.objectives[0].rung == view.evaluations[-1].rung == "third, on fresh seeds"
@@ -649,6 +649,7 @@ def test_recall_is_an_axis_of_its_own(tmp_path: Path) -> None:
     check(bed)
     report = study_report(bed.store, "study")
     assert report["reference_point"].keys() == {"quality", "latency", "memory", "recall"}
+    assert report["ranking"]
     for row in report["ranking"]:
         assert row["objectives"]["recall"] == pytest.approx(row["quality"]["per_group"]["lm/recall"])
         assert row["coordinates"]["recall"] == -row["objectives"]["recall"]

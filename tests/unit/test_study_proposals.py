@@ -35,7 +35,7 @@ class Moody(BaseProposer):
 
     def propose(self, rng: Rng) -> tuple[Layout, str, tuple[str, ...]]:
         Moody.gate.wait(60)
-        count, pointed = len(self.log.told()), self.log.reference_point is not None
+        count, pointed = len(self.log.sorted_observations()), self.log.reference_point is not None
         Moody.seen.append((count, pointed))
         depth = 2 + (count + pointed) % 3
         widths = (256, 320, 384, 448, 512)
@@ -180,7 +180,7 @@ def test_a_withdrawn_proposal_is_not_pending_and_is_told_again_if_it_runs_after_
         driver.tell(ledger, trial.number, withdrawn)
     search = driver._proposer
     assert isinstance(search, Moody)
-    assert (search.log.pending(), search.log.told()) == ([], [withdrawn])
+    assert (search.log.pending(), search.log.sorted_observations()) == ([], [withdrawn])
     next_trial(driver, ledger)
     ledger = bed.ledger()
     later = asker(bed, ledger)

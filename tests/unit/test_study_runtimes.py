@@ -298,7 +298,7 @@ def test_two_quantisations_survive_an_archive(quantised: Store, tmp_path: Path) 
     with closing(open_store(tmp_path, SystemClock())) as other:
         import_study(other, archive, name="copy", trust_results=False)
         first, copy = study_report(quantised, "study"), study_report(other, "copy")
-    assert [row["objectives"] for row in copy["ranking"]] == [row["objectives"] for row in first["ranking"]]
+    assert [row["objectives"] for row in copy["ranking"]] == [row["objectives"] for row in first["ranking"]] != []
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,15 @@ class Study:
 
     def __init__(self, *script: float) -> None:
         self.space, self._script = SPACE, list(script)
-        self.asked: list[tuple[int, int]] = []
+        self.measurements: list[tuple[int, int]] = []
         self.marks: list[str] = []
 
     async def measure(
         self, trial: int, artifact: Any, where: MeasurementKey, repetitions: int, replicate: int = 0
     ) -> Any:
-        self.asked.append((repetitions, replicate))
+        self.measurements.append((repetitions, replicate))
         figure = Figure(value=self._script.pop(0), log_sd=0.02, n=repetitions, unit="ms")
-        return type("Taken", (), {"figures": {"ttft": figure}})
+        return type("Measurement", (), {"figures": {"ttft": figure}})
 
     async def export_all(self, trial: int, layout: Layout) -> dict[str, Any]:
         return {"fake": None}
@@ -77,20 +77,20 @@ def life(*script: float) -> Study:
 
 def test_few_repetitions_are_enough_for_a_sure_layout_and_fresh_ones_confirm_it() -> None:
     study = life(SURE, SURE)
-    assert study.asked == [(2, 0), (3, 0)]
+    assert study.measurements == [(2, 0), (3, 0)]
     assert "borderline" not in study.marks and study.marks[-1] == "complete"
 
 
 def test_a_layout_that_surely_breaks_a_budget_is_given_up_at_once() -> None:
     study = life(BROKEN)
-    assert study.asked == [(2, 0)]
+    assert study.measurements == [(2, 0)]
     assert study.marks[-1] == "infeasible"
 
 
 def test_what_lets_a_borderline_layout_in_does_not_confirm_it() -> None:
     """The lucky repetitions that let it in have a key of their own, so that other ones are measured in the end."""
     study = life(NEAR, SURE, BROKEN)
-    assert study.asked == [(2, 0), (3, 1), (3, 0)]
+    assert study.measurements == [(2, 0), (3, 1), (3, 0)]
     assert [mark for mark in study.marks if mark in ("borderline", "gated_in", "infeasible")] == [
         "borderline", "gated_in", "infeasible",
     ]  # fmt: skip

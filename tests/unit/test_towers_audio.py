@@ -30,7 +30,7 @@ from nas.train.towers.training import Data, TowerRecord, train_tower
 EXTRACTOR = ParakeetFeatureExtractor(feature_size=128)
 
 
-def theirs(samples: list[np.ndarray[Any, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+def reference_features(samples: list[np.ndarray[Any, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
     read = EXTRACTOR(samples, sampling_rate=16_000, return_tensors="pt")
     return read.input_features, read.attention_mask
 
@@ -39,7 +39,7 @@ def theirs(samples: list[np.ndarray[Any, Any]]) -> tuple[torch.Tensor, torch.Ten
 def test_features_are_those_of_transformers(count: int) -> None:
     samples = tone(440, 3)[:count] * np.linspace(0, 1, count, dtype=np.float32)
     features = features_of(torch.from_numpy(samples), 128)
-    expected, mask = theirs([samples])
+    expected, mask = reference_features([samples])
     assert len(features) == len(expected[0]) == mask.sum() + 1 and not features[-1].any()
     torch.testing.assert_close(features, expected[0], atol=1e-4, rtol=0)
 
@@ -60,7 +60,7 @@ def test_a_padded_batch_is_encoded_as_transformers_does_it(tmp_path: Path) -> No
     encoder = ParakeetEncoder(ParakeetEncoderConfig(**shape.encoder())).eval()
     encoder.load_state_dict(tower.encoder.state_dict())
     rows = tower.train().features(*settings.inputs(files))  # BatchNorms keep their statistics
-    features, mask = theirs(samples)
+    features, mask = reference_features(samples)
     mask[torch.arange(3), mask.sum(1)] = True  # the row of zeros behind each sound
     with torch.no_grad():
         expected = encoder(features, attention_mask=mask)
@@ -242,10 +242,10 @@ def test_large_files_are_not_opened_and_changed_ones_refused(tmp_path: Path, mon
         read_samples(tmp_path / "a.wav", "a")
 
 
-OWN = Layout.parse("d64 v320 ffn=swiglu:96 [C3 M8(expand=1,heads=4) W4/2@8]")
+CUSTOM = Layout.parse("d64 v320 ffn=swiglu:96 [C3 M8(expand=1,heads=4) W4/2@8]")
 
 
-@pytest.mark.parametrize("layout", [LAYOUT, OWN], ids=["stock layout", "own layout"])
+@pytest.mark.parametrize("layout", [LAYOUT, CUSTOM], ids=["stock layout", "own layout"])
 def test_folders_are_read_as_written(tmp_path: Path, layout: Layout) -> None:
     audio = write_model(tmp_path / "model", layout=layout)
     read = TowerFolder.read(tmp_path / "model", AUDIO)
@@ -329,7 +329,7 @@ def test_all_forms_of_data_are_read(tmp_path: Path) -> None:
     read = read_media_lines(tmp_path, ChatTokenizer(audio_model().tokenizer, "model"), AUDIO)
     texts = [line.conversation.messages[0].content for line in read]
     assert texts == ["<audio>What?"] * 3 + ["<audio>"] * 2 + ["<audio><audio>Both?"]
-    assert read[5].expanded(SOUNDS).messages[0].said == "<audio>" * 14 + "Both?"
+    assert read[5].expanded(SOUNDS).messages[0].text == "<audio>" * 14 + "Both?"
     path = write_lines(tmp_path / "data.jsonl", [{"audio": "../secret.wav", "question": "What?", "answer": "A"}])
     with pytest.raises(InvalidInput, match="not in the folder"):
         read_media_lines(path, ChatTokenizer(audio_model().tokenizer, "model"), AUDIO)

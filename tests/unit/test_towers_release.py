@@ -33,7 +33,7 @@ SIZES = {
     "odd aspects": [(1, 130), (7, 3)],
     "many images": [(24, 32), (100, 70), (5, 90), (32, 32)],
 }
-OWN = Layout.parse("d64 v320 ffn=swiglu:96 [C3 M8(expand=1,heads=4) W4/2@8]")
+CUSTOM = Layout.parse("d64 v320 ffn=swiglu:96 [C3 M8(expand=1,heads=4) W4/2@8]")
 
 
 def inputs_of(vision: MultimodalModel, folder: Path, sizes: list[tuple[int, int]]) -> tuple[Tensor, ...]:
@@ -88,7 +88,7 @@ def test_unshuffling_puts_the_pixels_of_a_square_together() -> None:
 
 
 def test_other_layouts_are_read_by_hilnas(tmp_path: Path) -> None:
-    vision = write_model(tmp_path / "model", layout=OWN)
+    vision = write_model(tmp_path / "model", layout=CUSTOM)
     inputs = inputs_of(vision, tmp_path, [(100, 70)])
     read = TowerFolder.read(tmp_path / "model", VISION)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "hilnas_vl"
@@ -96,7 +96,7 @@ def test_other_layouts_are_read_by_hilnas(tmp_path: Path) -> None:
     torch.testing.assert_close(read.open().model(*inputs), vision.model(*inputs), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("layout", [LAYOUT, OWN], ids=["stock", "own"])
+@pytest.mark.parametrize("layout", [LAYOUT, CUSTOM], ids=["stock", "own"])
 def test_the_language_model_of_a_folder_is_read_alone(tmp_path: Path, layout: Layout) -> None:
     vision = write_model(tmp_path, layout=layout)
     assert read_model(tmp_path).layout == vision.model.backbone.layout

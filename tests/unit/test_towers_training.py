@@ -173,7 +173,7 @@ def test_all_forms_of_data_are_read(tmp_path: Path, vision: MultimodalModel) -> 
     assert [len(line.files) for line in read] == [1, 1, 1, 1, 1, 2]
     assert read[1].files[0].size == (20, 10)
     assert {line.conversation.answer for line in read} == {"A"}
-    expanded = read[5].expanded(vision.processor).messages[0].said
+    expanded = read[5].expanded(vision.processor).messages[0].text
     assert expanded.count("<|image_start|>") == 2 and expanded.endswith("<|image_end|>Both?")
 
 

@@ -173,6 +173,7 @@ def test_two_to_six_different_trials_are_compared(bed: Bed, numbers: list[int]) 
 def test_forecasts_are_those_of_the_study_s_hardware_models(bed: Bed) -> None:
     forecasts = Forecasts(Snapshots(bed.store))
     models = hardware_report(bed.store, "study").models
+    assert any(model.candidates for model in models)
     predictions = forecasts.of_trial("study", 2).forecasts
     assert [(row.metric, row.measurements) for row in predictions] == [(row.metric, row.measurements) for row in models]
     for prediction, model in zip(predictions, models, strict=True):

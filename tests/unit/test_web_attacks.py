@@ -243,7 +243,7 @@ def test_memory_of_a_failed_handshake_is_free_at_once(lab: Lab, url: str, said: 
     """Not when all objects are next looked at for unused cycles, which a coordinator with many objects does rarely."""
 
     def handshakes() -> int:
-        return sum(type(thing) is SSLProtocol for thing in gc.get_objects())
+        return sum(kind is SSLProtocol for kind in map(type, gc.get_objects()))
 
     gc.collect()
     gc.disable()

@@ -25,7 +25,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.wire import EnrolRequest
 from nas.infra.store import devices, jobs
 from nas.infra.store.rows import DeviceState, JobState
-from nas.infra.web.server import UNAUTHENTICATED_BODY, BodyLimit, listen_tcp, listen_unix
+from nas.infra.web.server import BODY, UNAUTHENTICATED_BODY, BodyLimit, listen_tcp, listen_unix
 from nas.measure.farm import agent_api
 from tests.support.waiting import until
 
@@ -213,7 +213,9 @@ def test_a_head_without_end_is_cut_off(lab: Coordinator, client: httpx.Client) -
 def posted(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Every path that takes a POST."""
     document = Coordinator(tmp_path_factory.mktemp("document")).app.openapi()
-    return [path for path, methods in document["paths"].items() if "post" in methods]
+    paths = [path for path, methods in document["paths"].items() if "post" in methods]
+    assert {"/v1/agents/enrol", "/v1/lease"} <= set(paths)
+    return paths
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "chunked"])
@@ -236,16 +238,17 @@ def test_a_wrong_secret_or_token_allows_no_larger_body(lab: Coordinator, posted:
             assert (sent.status, sent.position) == (413 if path == "/v1/agents/enrol" else 401, 0), path
 
 
-def test_what_an_agent_may_send_depends_on_the_route(lab: Coordinator) -> None:
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "chunked"])
+def test_what_an_agent_may_send_depends_on_the_route(lab: Coordinator, declared: bool) -> None:
     name, secret = lab.enrol()
     credentials = {"authorization": f"Basic {base64.b64encode(f'{name}:{secret}'.encode()).decode()}"}
     answers = {}
     for path in ("/v1/lease", "/v1/jobs/a.0/result"):
         body = json.dumps({"agent": name, "more": "x" * (2 << 20)}).encode()
-        answers[path] = asyncio.run(
-            Upload(lab.app, path, body, credentials | {"content-length": str(len(body))}).send()
-        )
-    assert (answers["/v1/lease"].status, answers["/v1/lease"].position) == (413, 0)
+        size = {"content-length": str(len(body))} if declared else {"transfer-encoding": "chunked"}
+        answers[path] = asyncio.run(Upload(lab.app, path, body, credentials | size).send())
+    position = 0 if declared else BODY + CHUNK
+    assert (answers["/v1/lease"].status, answers["/v1/lease"].position) == (413, position)
     assert answers["/v1/jobs/a.0/result"].status == 422  # read whole, and found to be no result
     assert answers["/v1/jobs/a.0/result"].position > 2 << 20
 

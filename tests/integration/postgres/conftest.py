@@ -17,12 +17,12 @@ from nas.core.clock import Clock
 from nas.infra.store.store import Store
 from tests.support.postgres import Server
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents and _is_imported(item) and not item.get_closest_marker("sql"):
+        if FOLDER in item.path.parents and _is_imported(item) and not item.get_closest_marker("sql"):
             item.add_marker("exhaustive")
 
 
@@ -38,7 +38,7 @@ class Databases:
         self._server = server
         self._free: list[str] = []
         self._used: dict[Path, tuple[str, list[Store]]] = {}
-        self._made = 0
+        self._count = 0
 
     def open(self, folder: Path, clock: Clock) -> Store:
         """Opens the store of `folder`."""
@@ -67,8 +67,8 @@ class Databases:
             url = self._free.pop()
             self._server.empty(url)
             return url
-        self._made += 1
-        return self._server.create_empty(f"store_{self._made}")
+        self._count += 1
+        return self._server.create_empty(f"store_{self._count}")
 
 
 @pytest.fixture(scope="session")
