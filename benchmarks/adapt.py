@@ -341,11 +341,11 @@ def pair_table() -> str:
     rows = []
     for by, name in (("summed", "sum of scores"), ("paired", "with terms of pairs")):
         errors = [abs(row[by] / row["divergence_before"] - 1) for row in report["mixes"] if len(row["terms"])]
-        shown = [
+        cells = [
             f"{report['tau'][by][measured]:.2f} ({report['tau_middle'][by][measured]:.2f})"
             for measured in ("divergence_before", "divergence", "bits_per_byte")
         ]
-        rows.append([name, *shown, f"{median(errors):.1%}, at most {max(errors):.0%}"])
+        rows.append([name, *cells, f"{median(errors):.1%}, at most {max(errors):.0%}"])
     head = ["prediction", "tau: before healing", "after healing", "bits per byte", "error before healing"]
     return table(head, rows)
 

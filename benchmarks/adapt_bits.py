@@ -192,9 +192,9 @@ def table_of(record: dict[str, Any]) -> str:
                     name,
                     f"{way['size'] * 1e3:.0f}",
                     f"{way['expected']:.3f}",
-                    shown(way["before"]),
-                    shown(way["healed"]),
-                    "" if way is first else shown(more, signed=True),
+                    mean_text(way["before"]),
+                    mean_text(way["healed"]),
+                    "" if way is first else mean_text(more, signed=True),
                     f"`{way['layout']}`",
                 ]
             )
@@ -202,7 +202,7 @@ def table_of(record: dict[str, Any]) -> str:
     return table(head, lines)
 
 
-def shown(values: Sequence[float], *, signed: bool = False) -> str:
+def mean_text(values: Sequence[float], *, signed: bool = False) -> str:
     """Returns the mean with its 95 % interval."""
     mean, half = mean_interval(values)
     sign = "+" if signed else ""

@@ -182,14 +182,14 @@ def _documents(share: Path, pattern: str, size: int) -> Iterator[str]:
     """Yields different documents in random order, until they have so many bytes."""
     paths = sorted(path for path in share.rglob("*") if re.match(pattern, str(path.relative_to(share))))
     random.Random(0).shuffle(paths)
-    seen = set()
+    digests = set()
     for path in paths:
         if path.is_symlink() or not path.is_file():
             continue
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         digest = hashlib.sha256(content).digest()
-        if digest in seen or not _SMALLEST <= len(content) <= min(_LARGEST, size):
+        if digest in digests or not _SMALLEST <= len(content) <= min(_LARGEST, size):
             continue
-        seen.add(digest)
+        digests.add(digest)
         size -= len(content)
         yield _MARKUP.sub("", content.decode("utf-8", "replace"))

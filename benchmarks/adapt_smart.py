@@ -46,8 +46,8 @@ def table_of(report: dict[str, Any]) -> str:
     rows = []
     for name, result in report.items():
         for count, chosen in result["chosen"].items():
-            shown = (f"{result['divergence'][layers]:.3f} ({layers})" for layers in map(chosen.get, RULES))
-            rows.append([name, count, *shown])
+            cells = (f"{result['divergence'][layers]:.3f} ({layers})" for layers in map(chosen.get, RULES))
+            rows.append([name, count, *cells])
     return table(["cheap mixer", "layers kept", *RULES.values()], rows)
 
 

@@ -156,9 +156,9 @@ def rows(record: dict[str, Any]) -> str:
         child = TaskScore.of(task["child"].count("1"), len(pairs), pairs.count(("1", "0")), pairs.count(("0", "1")))
         assert child.change is not None
         change, low, high = child.change
-        shown = "lost" if high < 0 else "gained" if low > 0 else "no difference shown"
+        verdict = "lost" if high < 0 else "gained" if low > 0 else "no difference shown"
         difference = f"{100 * change:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
-        lines.append([name, str(len(pairs)), f"{task['chance']:.0%}", str(model), str(child), difference, shown])
+        lines.append([name, str(len(pairs)), f"{task['chance']:.0%}", str(model), str(child), difference, verdict])
     return table(["task", "n", "chance", "model", "child", "difference, points", "reading"], lines)
 
 

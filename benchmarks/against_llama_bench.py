@@ -65,15 +65,18 @@ def _compared(model: Model, context: int, pairs: int, threads: int) -> dict[str,
     for number in range(pairs):
         sides = [lambda: _our_figures(model, context, threads), lambda: _llama_bench_figures(model, context, threads)]
         if number % 2:
-            theirs, ours = sides[1](), sides[0]()
+            llama_figures, our_figures = sides[1](), sides[0]()
         else:
-            ours, theirs = sides[0](), sides[1]()
-        rows.append({"ours": ours, "llama_bench": theirs})
-        ratios = ", ".join(f"{name} {ours[name] / theirs[name]:.4f}" for name in ours)
+            our_figures, llama_figures = sides[0](), sides[1]()
+        rows.append({"ours": our_figures, "llama_bench": llama_figures})
+        ratios = ", ".join(f"{name} {our_figures[name] / llama_figures[name]:.4f}" for name in our_figures)
         say(f"context {context}, pair {number + 1} of {pairs}: {ratios}")
     return {
         "context": context,
-        **{f"{name}_ratio": _spread([row["ours"][name] / row["llama_bench"][name] for row in rows]) for name in ours},
+        **{
+            f"{name}_ratio": _spread([row["ours"][name] / row["llama_bench"][name] for row in rows])
+            for name in our_figures
+        },
         "pairs": rows,
     }
 

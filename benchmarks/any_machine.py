@@ -108,7 +108,7 @@ def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS, a
         command = [*nas, "launch", *arguments, "--study", "any", "--yes"]
         begin = threading.Event()
         with beside(condition, Path(scratch), begin):
-            begun = time.monotonic()
+            start = time.monotonic()
             process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
             assert process.stderr is not None
             first, lines = None, []
@@ -118,17 +118,17 @@ def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS, a
                 for line in process.stderr:
                     lines.append(line.rstrip())
                     if first is None and " reference, " in line:
-                        first = time.monotonic() - begun
+                        first = time.monotonic() - start
                         begin.set()
             exit_code = process.returncode
             watchdog.cancel()
-            seconds = time.monotonic() - begun
+            seconds = time.monotonic() - start
         show = [*nas, "study", "show", "any", "--json"]
-        shown = subprocess.run(show, cwd=ROOT, env=env, capture_output=True, text=True)
+        result = subprocess.run(show, cwd=ROOT, env=env, capture_output=True, text=True)
         if archive is not None:
             archive.parent.mkdir(parents=True, exist_ok=True)
             subprocess.run([*nas, "study", "export", "any", "-o", str(archive)], cwd=ROOT, env=env, check=True)
-    summary = summarised(json.loads(shown.stdout)) if shown.returncode == 0 else {"error": shown.stderr[-500:]}
+    summary = summarised(json.loads(result.stdout)) if result.returncode == 0 else {"error": result.stderr[-500:]}
     took = {"seconds": round(seconds, 1), "first_figure_s": None if first is None else round(first, 1)}
     last = [line.replace(scratch, "SCRATCH") for line in lines[-8:]]
     return {"exit_code": exit_code, **took, **summary, "last_lines": last}
@@ -154,31 +154,29 @@ def beside(condition: str, scratch: Path, begin: threading.Event) -> Iterator[No
     """Keeps the work of a condition running, that of `later` from `begin` on."""
     cores = os.cpu_count() or 1
     count = {"idle": 0, "loop": 1, "loops": cores, "later": cores, "setup": 1}[condition]
-    ended = threading.Event()
+    end = threading.Event()
     if condition != "later":
         begin.set()
     make = partial(_setup, scratch) if condition == "setup" else _loop
-    threads = [threading.Thread(target=_keep_running, args=(make, begin, ended)) for _ in range(count)]
+    threads = [threading.Thread(target=_keep_running, args=(make, begin, end)) for _ in range(count)]
     for thread in threads:
         thread.start()
     try:
         yield
     finally:
-        ended.set()
+        end.set()
         begin.set()
         for thread in threads:
             thread.join()
 
 
-def _keep_running(
-    make: Callable[[int], subprocess.Popen[bytes]], begin: threading.Event, ended: threading.Event
-) -> None:
+def _keep_running(make: Callable[[int], subprocess.Popen[bytes]], begin: threading.Event, end: threading.Event) -> None:
     turn = 0
     begin.wait()
-    while not ended.is_set():
+    while not end.is_set():
         process = make(turn)
         turn += 1
-        while process.poll() is None and not ended.wait(0.2):
+        while process.poll() is None and not end.wait(0.2):
             pass
         # Builds are in process groups of their own.
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -84,10 +84,13 @@ def _compared(programs: dict[str, Path], threads: int, options: argparse.Namespa
         for name in sorted(programs, reverse=bool(number % 2)):
             times, results[name] = _run(programs[name], CHUNKS[name], threads, options)
             runs[name].append(times)
-        shown = ", ".join(f"{name} {runs['ours'][-1][name] / runs['llama_cpp'][-1][name]:.3f}" for name in times)
-        say(f"{threads} threads, pair {number + 1} of {options.pairs}: ours / llama.cpp: {shown}")
+        text = ", ".join(f"{name} {runs['ours'][-1][name] / runs['llama_cpp'][-1][name]:.3f}" for name in times)
+        say(f"{threads} threads, pair {number + 1} of {options.pairs}: ours / llama.cpp: {text}")
     ratios = {
-        name: [ours[name] / theirs[name] for ours, theirs in zip(runs["ours"], runs["llama_cpp"], strict=True)]
+        name: [
+            candidate[name] / reference[name]
+            for candidate, reference in zip(runs["ours"], runs["llama_cpp"], strict=True)
+        ]
         for name in ("prefill_ms", "decode_ms")
     }
     return {
@@ -114,8 +117,8 @@ def _run(program: Path, chunk: int, threads: int, options: argparse.Namespace) -
     return medians, np.fromfile(out, np.float32)
 
 
-def _relative_l2(ours: Any, theirs: Any) -> float:
-    return float(np.linalg.norm(ours.astype(np.float64) - theirs) / np.linalg.norm(theirs))
+def _relative_l2(candidate: Any, reference: Any) -> float:
+    return float(np.linalg.norm(candidate.astype(np.float64) - reference) / np.linalg.norm(reference))
 
 
 if __name__ == "__main__":

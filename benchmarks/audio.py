@@ -41,8 +41,8 @@ from transformers import ParakeetCTCConfig, ParakeetForCTC
 from benchmarks import audio_data
 from benchmarks.audio_data import FORMS, QUESTION, read_lines, write_speech
 from benchmarks.page import fill, table
-from benchmarks.post_training import here, write_family
-from benchmarks.retrieval import shown
+from benchmarks.post_training import run_in_process, write_family
+from benchmarks.retrieval import interval_text
 from benchmarks.runs import say
 from benchmarks.vision import text_scores, train_language_model, write_text
 from nas.core.durable import write_durably
@@ -89,7 +89,7 @@ class Sizes(NamedTuple):
         clips: of each part; of test, each in two versions.
         tokens: of pre-training.
         tasks: generated conversations without sound.
-        said: texts that are to be repeated.
+        repeats: texts that are to be repeated.
         epochs: over the clips, by training.
         codec: settings of the codec's training.
         rq: layout of a head that speaks, for real-time factors.
@@ -103,7 +103,7 @@ class Sizes(NamedTuple):
     clips: Mapping[str, int] = {"train": 1800, "valid": 100, "test": 200}
     tokens: int = 120_000
     tasks: int = 300
-    said: int = 3000
+    repeats: int = 3000
     epochs: Mapping[str, float] = {ENCODER: 12, "connector": 1, "mid": 3, "joint": 1}
     codec: Mapping[str, Any] = {
         "epochs": 2, "batch": 8, "frames": 20, "lr": 1e-3, "adversarial": 0,
@@ -138,9 +138,9 @@ def run(folder: Path, seeds: Sequence[int], sizes: Sizes) -> None:
     """Trains and scores what is missing."""
     os.environ["NAS_HOME"] = str(folder / "home")
     torch.set_num_threads(1)
-    member_training.run_workers = here
+    member_training.run_workers = run_in_process
     write_speech(folder / "data", sizes.clips)
-    _write_said(folder / "said", sizes.said)
+    _write_repeats(folder / "said", sizes.repeats)
     layout = Layout.parse(sizes.layout)
     write_text(folder, layout, sizes.tasks)
     write_family(layout, len(seeds))
@@ -179,12 +179,12 @@ def _packed(numbers: Iterator[int] | Sequence[int]) -> str:
     return " ".join(map(str, numbers))
 
 
-def _write_said(folder: Path, count: int) -> None:
+def _write_repeats(folder: Path, count: int) -> None:
     """Writes texts of train as conversations that repeat them, the same as text, and some of valid to score."""
     rng = random.Random("said")
     for part, target, number in (("train", "train", count), ("valid", "test", 200)):
         streams = [(text for _, text in audio_data.texts(part, language, rng)) for language in FORMS]
-        said = [next(rng.choice(streams)) for _ in range(number)]
+        texts = [next(rng.choice(streams)) for _ in range(number)]
         talks = [
             Conversation(
                 messages=(
@@ -192,13 +192,13 @@ def _write_said(folder: Path, count: int) -> None:
                     Message(role="assistant", content=text),
                 )
             )
-            for text in said
+            for text in texts
         ]
         if not (folder / f"{target}.jsonl").is_file():
             write_lines(folder / f"{target}.jsonl", talks)
         if part == "train":
             (folder / "text").mkdir(parents=True, exist_ok=True)
-            write_durably(folder / "text" / "text.txt", "".join(f"{text}\n" for text in said).encode())
+            write_durably(folder / "text" / "text.txt", "".join(f"{text}\n" for text in texts).encode())
 
 
 def _run_seed(folder: Path, seed: int, sizes: Sizes) -> None:
@@ -344,10 +344,10 @@ def transcripts(model: TowerModel, chat: ChatTokenizer, processor: Processor, li
     return texts
 
 
-def word_errors(said: Sequence[str], heard: Sequence[str]) -> int:
+def word_errors(reference: Sequence[str], heard: Sequence[str]) -> int:
     """Returns the least number of words to replace, insert and leave out that makes one text of the other."""
     row = list(range(len(heard) + 1))
-    for place, word in enumerate(said, 1):
+    for place, word in enumerate(reference, 1):
         corner, row[0] = row[0], place
         for number, other in enumerate(heard, 1):
             corner, row[number] = row[number], min(corner + (word != other), row[number] + 1, row[number - 1] + 1)
@@ -555,7 +555,7 @@ def write_page(page: Path, record: Mapping[str, Any]) -> None:
         figures = [f"{statistics.fmean(bits):.3f}", ", ".join(f"{value:.3f}" for value in bits)]
         for name in TALKS:
             right = np.mean([[mark == "1" for mark in score[name]] for score in scores], axis=0)
-            figures.append(shown(_interval(right, np.ones(len(right)))))
+            figures.append(interval_text(_interval(right, np.ones(len(right)))))
         rows.append([stage, *figures])
     fill(page, "text", table(["", "bits per byte", "of each seed", "generated tasks", "text repeated"], rows))
     if spoken := record.get("spoken"):
@@ -605,9 +605,9 @@ class Clips(NamedTuple):
     def rate(self, runs: Sequence[str], mask: NDArray[np.bool_]) -> str:
         """Returns the word error rate over clips and seeds with its interval."""
         errors = np.mean([np.array(run.split(), np.float64) for run in runs], axis=0)
-        said = np.cumsum(self.noise == "clean")[mask]  # a clip and its noisy version are drawn together
-        errors, words = (np.bincount(said, values[mask]).astype(np.float64) for values in (errors, self.words))
-        return shown(_interval(errors[words > 0], words[words > 0]))
+        clip_ids = np.cumsum(self.noise == "clean")[mask]  # a clip and its noisy version are drawn together
+        errors, words = (np.bincount(clip_ids, values[mask]).astype(np.float64) for values in (errors, self.words))
+        return interval_text(_interval(errors[words > 0], words[words > 0]))
 
     def seed_rates(self, runs: Sequence[str]) -> str:
         """Returns the rate of each seed."""

@@ -187,9 +187,9 @@ def synthesiser(scratch: Path) -> Speaker:
 
     def speak(clip: Clip) -> NDArray[np.float64]:
         command = ["espeak-ng", "-v", clip.voice, "-s", str(clip.speed), "-p", str(clip.pitch), "-w", str(scratch)]
-        ended = subprocess.run([*command, "--", clip.text], capture_output=True, timeout=_DEADLINE_S, check=False)
-        if ended.returncode or not scratch.is_file():
-            problem = ended.stderr.decode(errors="replace").strip()
+        result = subprocess.run([*command, "--", clip.text], capture_output=True, timeout=_DEADLINE_S, check=False)
+        if result.returncode or not scratch.is_file():
+            problem = result.stderr.decode(errors="replace").strip()
             raise SystemExit(f"espeak-ng fails with the voice {clip.voice}: {problem}")
         samples, rate = soundfile.read(scratch)
         common = math.gcd(rate, RATE)

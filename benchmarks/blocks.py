@@ -361,11 +361,13 @@ def float_parity(example: Example) -> Row:
     row["future"] = _seen_of_the_future(module, x)
     row["theirs"] = _error_of_theirs(example, module, x)
     module.double()
-    ours, theirs = (x.double().requires_grad_() for _ in range(2))
-    _output(module, ours).square().sum().backward()
-    formula(module.block, {n: w.detach() for n, w in module.state_dict().items()}, theirs[0]).square().sum().backward()
-    assert ours.grad is not None and theirs.grad is not None
-    return row | {"gradient": _error(ours.grad, theirs.grad)}
+    block_x, formula_x = (x.double().requires_grad_() for _ in range(2))
+    _output(module, block_x).square().sum().backward()
+    formula(
+        module.block, {n: w.detach() for n, w in module.state_dict().items()}, formula_x[0]
+    ).square().sum().backward()
+    assert block_x.grad is not None and formula_x.grad is not None
+    return row | {"gradient": _error(block_x.grad, formula_x.grad)}
 
 
 def _module(text: str, width: int) -> Any:
@@ -392,16 +394,16 @@ def _error_of_theirs(example: Example, module: Any, x: Tensor) -> float | None:
             assert type(twin.module).__name__ == example.twin and module.block.kind in TWINS
             return _error(_output(module, x), twin(x))
         layout = Layout.parse(example.layout)
-        ours = Model(layout, seed=3).eval()
+        model = Model(layout, seed=3).eval()
         noise = torch.Generator().manual_seed(4)
-        for tensor in ours.state_dict().values():
+        for tensor in model.state_dict().values():
             tensor += 0.05 * torch.randn(tensor.shape, generator=noise)
-        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**transformers_config(layout))).eval()
-        assert type(theirs).__name__ == example.twin
-        theirs.load_state_dict(to_transformers(layout, ours.state_dict()), strict=False)
-        theirs.tie_weights()
+        upstream = AutoModelForCausalLM.from_config(AutoConfig.for_model(**transformers_config(layout))).eval()
+        assert type(upstream).__name__ == example.twin
+        upstream.load_state_dict(to_transformers(layout, model.state_dict()), strict=False)
+        upstream.tie_weights()
         ids = torch.randint(1, 128, (2, LENGTH), generator=torch.Generator().manual_seed(0))
-        return _error(ours(ids), theirs(ids).logits)
+        return _error(model(ids), upstream(ids).logits)
 
 
 def _fla_error(module: GatedLinearAttention, x: Tensor) -> float | None:
@@ -439,8 +441,8 @@ def _by_steps(module: Mixer, x: Tensor) -> Tensor:
 def _seen_of_the_future(module: Any, x: Tensor) -> float:
     """Returns the greatest gradient of outputs with respect to later inputs: 0 of a causal block."""
     x, at = x.clone().requires_grad_(), LENGTH // 2
-    (seen,) = torch.autograd.grad(_output(module, x)[:, at].square().sum(), x)
-    return float(seen[:, at + 1 :].abs().max())
+    (gradient,) = torch.autograd.grad(_output(module, x)[:, at].square().sum(), x)
+    return float(gradient[:, at + 1 :].abs().max())
 
 
 def _error(result: Tensor, expected: Tensor) -> float:
@@ -499,8 +501,8 @@ def measure_time(budget_s: float) -> None:
 def add_rounds(name: str, budget_s: float, measured: Callable[[int, random.Random], Iterable[Row]]) -> None:
     """Appends rounds to a file, as many as end in time; `measured` takes a round's number and what draws its order."""
     number = max((row["round"] for row in recorded(name)), default=0)
-    begun, longest, order = time.monotonic(), 0.0, random.Random(number)
-    while time.monotonic() - begun + longest < budget_s:
+    start, longest, order = time.monotonic(), 0.0, random.Random(number)
+    while time.monotonic() - start + longest < budget_s:
         number, started = number + 1, time.monotonic()
         record(name, list(measured(number, order)))
         longest = max(longest, time.monotonic() - started)
@@ -519,9 +521,9 @@ def measure_training(budget_s: float) -> None:
 
     def measured(number: int, order: random.Random) -> Iterable[Row]:
         for name, form, tokens in order.sample(list(passes), len(passes)):
-            begun = time.process_time()
+            start = time.process_time()
             passes[name, form, tokens]()
-            cpu_ms = round((time.process_time() - begun) * 1e3, 2)
+            cpu_ms = round((time.process_time() - start) * 1e3, 2)
             yield {
                 "round": number,
                 "torch": torch.__version__,

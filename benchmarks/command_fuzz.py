@@ -59,7 +59,7 @@ CODES = (0, 1, 2, 3, 4, 130)
 NOBODY = 54321
 """A user without an entry in the list of users, as containers run as."""
 
-SEEN = re.compile(
+FAULT_TEXT = re.compile(
     r"Traceback \(most recent|Exception ignored|^\S+:\d+: \w*Warning|<\w+ object at 0x|<class '", re.MULTILINE
 )
 SCRATCH = ("*.partial", ".hilnas*", "*.tmp")
@@ -199,10 +199,10 @@ def _close(*numbers: int) -> None:
 
 
 def _leave_for_nowhere() -> None:
-    gone = Path("gone").absolute()
-    gone.mkdir()
-    os.chdir(gone)
-    gone.rmdir()
+    folder = Path("gone").absolute()
+    folder.mkdir()
+    os.chdir(folder)
+    folder.rmdir()
 
 
 def _become_nobody() -> None:
@@ -726,7 +726,7 @@ def run(case: Case, world: Path) -> list[Outcome]:
 def run_in(place: Path, case: Case) -> Outcome:
     """Runs the command of a case in `place`, waits for its end, and judges it."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as crash:
-        begun = time.monotonic()
+        start = time.monotonic()
         sys.stdout.flush()
         if not (child := os.fork()):
             _become(case, place, out.fileno(), err.fileno(), crash.fileno())
@@ -739,7 +739,7 @@ def run_in(place: Path, case: Case) -> Outcome:
     fault = "hangs" if hung else ""
     if texts[2]:
         fault = "traceback"
-    elif not fault and (match := SEEN.search(output)):
+    elif not fault and (match := FAULT_TEXT.search(output)):
         fault = f"shows {match[0]!r}"
     elif not fault and code not in CODES:
         fault = f"ends with {code}"
@@ -747,8 +747,8 @@ def run_in(place: Path, case: Case) -> Outcome:
         fault = f"ends with {code} and says nothing"
     elif not fault and (leftovers := [path.name for pattern in SCRATCH for path in place.rglob(pattern)]):
         fault = f"leaves {leftovers[0]}"
-    shown = output[-3000:] if fault else texts[1][-300:]
-    return Outcome(case.group, case.words, _description(case), code, round(time.monotonic() - begun, 2), fault, shown)
+    excerpt = output[-3000:] if fault else texts[1][-300:]
+    return Outcome(case.group, case.words, _description(case), code, round(time.monotonic() - start, 2), fault, excerpt)
 
 
 def _description(case: Case) -> str:
@@ -759,16 +759,16 @@ def _description(case: Case) -> str:
 
 def _end_of(child: int, *, steady: bool) -> tuple[int, bool]:
     """Waits for a process, and ends it if it takes too long; returns its exit code and whether it hung."""
-    limit, ended = (5.0 if steady else LIMIT_S), False
+    limit, is_terminated = (5.0 if steady else LIMIT_S), False
     past = 0.0
     while True:
         number, status = os.waitpid(child, os.WNOHANG)
         if number:
             code = os.waitstatus_to_exitcode(status)
-            return (0 if ended and steady and code == -signal.SIGTERM else code), ended and not steady
-        if past > limit and not ended:
+            return (0 if is_terminated and steady and code == -signal.SIGTERM else code), is_terminated and not steady
+        if past > limit and not is_terminated:
             os.killpg(child, signal.SIGTERM)
-            ended = True
+            is_terminated = True
         elif past > limit + 15:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)

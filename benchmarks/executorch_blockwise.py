@@ -99,7 +99,7 @@ def _export(layout: Layout, file: Path, cache: Path, *more: str) -> dict[str, fl
     """Runs one process of `nas export`; returns its resource usage."""
     command = [str(Path(sys.executable).with_name("nas")), "export", layout.format(), "--runtime", "executorch"]
     environment = os.environ | {"NAS_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    begun = time.perf_counter()
+    start = time.perf_counter()
     process = subprocess.Popen([*command, *more, "-o", str(file)], env=environment, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -107,7 +107,7 @@ def _export(layout: Layout, file: Path, cache: Path, *more: str) -> dict[str, fl
         raise SystemExit(f"nas export failed with exit code {process.returncode}")
     row = {
         "cpu_s": used.ru_utime + used.ru_stime,
-        "wall_s": time.perf_counter() - begun,
+        "wall_s": time.perf_counter() - start,
         "peak_rss_mb": used.ru_maxrss * 1024 / 1e6,
         "file_mb": file.stat().st_size / 1e6,
     }
@@ -128,8 +128,8 @@ def _prompt(
     for number in range(options.repetitions):
         for name in sorted(forms, reverse=bool(number % 2)):
             samples[name].append(_figures(_run(layout, runtime_build, forms[name], prompt, options.threads)))
-        shown = {name: f"{runs[-1]['ttft_ms']:.1f}/{runs[-1]['decode_p50_ms']:.2f}" for name, runs in samples.items()}
-        say(f"prompt {prompt}, {number + 1} of {options.repetitions}, TTFT/decode p50 in ms: {shown}")
+        times = {name: f"{runs[-1]['ttft_ms']:.1f}/{runs[-1]['decode_p50_ms']:.2f}" for name, runs in samples.items()}
+        say(f"prompt {prompt}, {number + 1} of {options.repetitions}, TTFT/decode p50 in ms: {times}")
     ratios = {
         figure: statistics.median(
             blocks[figure] / whole[figure]

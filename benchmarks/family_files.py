@@ -66,8 +66,8 @@ def _checked(folder: Path, view: MemberView) -> dict[str, Any]:
     layout, weights = Layout.parse(view.member.layout), _weights(folder, view)
     prompt = Feed(_PROMPT, 0, _PROMPT).ids(layout.vocab).tolist()
     logits, followed = _predictions(layout, weights, prompt)
-    theirs, answer = _transformers(folder / "transformers", prompt)
-    difference = float(np.abs(theirs - logits).max())
+    upstream, answer = _transformers(folder / "transformers", prompt)
+    difference = float(np.abs(upstream - logits).max())
     build = built(LLAMA_CPP, layout)
     assert isinstance(build, CachedBuild)
     ggufs = {

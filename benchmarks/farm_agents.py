@@ -128,7 +128,7 @@ class Agent:
         """Sends a request until it is answered, as agents do."""
         body = message.model_dump_json().encode()
         while True:
-            begun = time.time()
+            start = time.time()
             try:
                 status, answer = await asyncio.wait_for(self._exchange(path, body), self._crowd.poll_s + 30)
             except (OSError, asyncio.IncompleteReadError, TimeoutError, ssl.SSLError) as error:
@@ -136,16 +136,16 @@ class Agent:
                 self._streams = None
             else:
                 if status == 200:
-                    self._note(kind, begun, answer)
+                    self._note(kind, start, answer)
                     return answer
                 self._stats.errors.append(f"{kind}: {status} {answer}")
             await asyncio.sleep(self._rng.random())
 
-    def _note(self, kind: str, begun: float, answer: dict[str, Any]) -> None:
+    def _note(self, kind: str, start: float, answer: dict[str, Any]) -> None:
         if kind == "lease" and not answer["job"]:
             kind = "lease, nothing to do"
-        if kind == "register" or self._crowd.counted_from <= begun < self._crowd.counted_to:
-            self._stats.milliseconds.setdefault(kind, []).append(1e3 * (time.time() - begun))
+        if kind == "register" or self._crowd.counted_from <= start < self._crowd.counted_to:
+            self._stats.milliseconds.setdefault(kind, []).append(1e3 * (time.time() - start))
 
     async def _exchange(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
         target = urlsplit(self._crowd.url)

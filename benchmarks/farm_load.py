@@ -134,12 +134,12 @@ def run(setting: Setting, home: Path, url: str, database: Watched | None) -> dic
             _start(Crowd(agents=crowd, seed=setting.seed + number, **common)) for number, crowd in enumerate(crowds)
         ]
         cpu = _cpu_between(begin + setting.ramp_s, setting.measured_s, serving, database, started)
-        seen = [json.loads(process.communicate()[0]) for process in started]
+        reports = [json.loads(process.communicate()[0]) for process in started]
         assert serving.poll() is None, (home / "serve.log").read_text()
-    report = _report(setting, seen, cpu)
+    report = _report(setting, reports, cpu)
     report["database"] = store.engine.dialect.name
-    report["jobs"], problems = _audit(store, seen)
-    report["problems"] = problems + [f"{n} x {error}" for error, n in Counter(_all(seen, "errors")).most_common(5)]
+    report["jobs"], problems = _audit(store, reports)
+    report["problems"] = problems + [f"{n} x {error}" for error, n in Counter(_all(reports, "errors")).most_common(5)]
     store.close()
     return report
 
@@ -240,9 +240,9 @@ def _cpu_between(
     return {name: round((after[name] - before[name]) / took, 3) for name in parts}
 
 
-def _report(setting: Setting, seen: list[dict[str, Any]], cpu: dict[str, float]) -> dict[str, Any]:
-    kinds = sorted({kind for report in seen for kind in report["milliseconds"]})
-    requests = {kind: [ms for report in seen for ms in report["milliseconds"].get(kind, [])] for kind in kinds}
+def _report(setting: Setting, reports: list[dict[str, Any]], cpu: dict[str, float]) -> dict[str, Any]:
+    kinds = sorted({kind for report in reports for kind in report["milliseconds"]})
+    requests = {kind: [ms for report in reports for ms in report["milliseconds"].get(kind, [])] for kind in kinds}
     counted = sum(len(times) for kind, times in requests.items() if kind != "register")
     return {
         "setting": asdict(setting),
@@ -251,7 +251,7 @@ def _report(setting: Setting, seen: list[dict[str, Any]], cpu: dict[str, float])
         "latency_ms": {kind: _latency(times) for kind, times in requests.items()},
         "cores": cpu,
         "coordinator_ms_per_request": round(1e3 * cpu["coordinator"] * setting.measured_s / max(counted, 1), 3),
-        "connections": sum(report["connections"] for report in seen),
+        "connections": sum(report["connections"] for report in reports),
     }
 
 
@@ -262,9 +262,9 @@ def _latency(times: list[float]) -> dict[str, float]:
     return {"n": len(ordered)} | {name: round(value, 2) for name, value in figures.items()}
 
 
-def _audit(store: Store, seen: list[dict[str, Any]]) -> tuple[dict[str, int], list[str]]:
+def _audit(store: Store, reports: list[dict[str, Any]]) -> tuple[dict[str, int], list[str]]:
     """Returns the final states of the jobs, and problems."""
-    accepted = Counter(_all(seen, "accepted"))
+    accepted = Counter(_all(reports, "accepted"))
     # This machine is a device, too, whose health the coordinator checks.
     simulated = job_table.c.kind == JobKind.MEASURE
     with store.read() as connection:
@@ -287,13 +287,13 @@ def _audit(store: Store, seen: list[dict[str, Any]]) -> tuple[dict[str, int], li
     if other := sum(RoundResult.model_validate(row.result).wall_s != row.epoch for row in done):
         problems.append(f"{other} jobs have the result of another lease")
     for what in ("refused", "cancelled"):
-        if number := sum(report[what] if isinstance(report[what], int) else len(report[what]) for report in seen):
+        if number := sum(report[what] if isinstance(report[what], int) else len(report[what]) for report in reports):
             problems.append(f"{number} jobs were {what}")
     return {"accepted": accepted.total(), **{str(state): n for state, n in states.items()}}, problems
 
 
-def _all(seen: list[dict[str, Any]], what: str) -> list[str]:
-    return [entry for report in seen for entry in report[what]]
+def _all(reports: list[dict[str, Any]], what: str) -> list[str]:
+    return [entry for report in reports for entry in report[what]]
 
 
 def _arguments() -> tuple[Setting, bool, bool]:

@@ -49,9 +49,9 @@ class Phases:
     def phase(self, name: str) -> Iterator[None]:
         """Times the context."""
         Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to what is resident now (proc(5))
-        begun = time.perf_counter()
+        start = time.perf_counter()
         yield
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         self.rows[name] = {"seconds": seconds, "own_peak_mb": peak_mb(psutil.Process())}
 
     @property

@@ -55,9 +55,9 @@ def text(report: Mapping[str, Any], kinds: Sequence[KindView]) -> str:
     logarithmic = {objective["name"]: objective["transform"] == "log" for objective in report["objectives"]}
     rows = [front_row(row, row["name"], logarithmic) for row in report["references"]]
     rows += [front_row(row, f"{row['trial']}", logarithmic) for row in report["front"]]
-    tried, noise = report["trials"], report["noise"]["text"] if report["noise"] else ""
+    trials, noise = report["trials"], report["noise"]["text"] if report["noise"] else ""
     sure = report["reliability"]["text"] if report["reliability"] else ""
-    counts = ", ".join(f"{count} {state}" for state, count in tried.items() if count)
+    counts = ", ".join(f"{count} {state}" for state, count in trials.items() if count)
     tried_kinds = markdown([kind_row(kind) for kind in kinds])
     shares = (
         "Trials with each kind; the share that has it of what the search proposed, its fixed seeds not counted, and of "

@@ -88,8 +88,8 @@ def results(folder: Path, record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         LLAMA_CPP.export_trained(layout, name, checkpoint, path, "SmolLM2-135M-Instruct", vocabulary, tokenizer.context)
         if name == "f32" and "logits" not in record:
             ids = tokenizer.tokenizer.tokenizer.encode(texts[0][:4096]).ids[:TOKENS]
-            theirs = evaluate(build, path, ids, [TOKENS], folder).logits
-            yield "logits", difference(layout, weights, ids, theirs)
+            llama_logits = evaluate(build, path, ids, [TOKENS], folder).logits
+            yield "logits", difference(layout, weights, ids, llama_logits)
         if name not in record:
             yield name, {"bytes": path.stat().st_size, "bits_per_byte": bits_per_byte(build, path, texts, threads)}
         yield "answers", record.get("answers", {}) | {name: answers(path)}
@@ -118,18 +118,18 @@ def text() -> str:
     return whole.encode()[:TEXT_BYTES].decode(errors="ignore")
 
 
-def difference(layout: Layout, weights: Path, ids: list[int], theirs: np.ndarray[Any, Any]) -> dict[str, Any]:
+def difference(layout: Layout, weights: Path, ids: list[int], llama_logits: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Returns how far llama.cpp's logits are from PyTorch's."""
     model = Model(layout, None).eval()
     load_weights(model, weights)
     with torch.no_grad():
-        ours = model(torch.tensor([ids]))[0].numpy()
+        torch_logits = model(torch.tensor([ids]))[0].numpy()
     return {
         "tokens": len(ids),
-        "relative": float(np.linalg.norm(theirs - ours) / np.linalg.norm(ours)),
-        "largest": float(np.abs(theirs - ours).max()),
-        "deviation": float(ours.std()),
-        "same_top": float((theirs.argmax(-1) == ours.argmax(-1)).mean()),
+        "relative": float(np.linalg.norm(llama_logits - torch_logits) / np.linalg.norm(torch_logits)),
+        "largest": float(np.abs(llama_logits - torch_logits).max()),
+        "deviation": float(torch_logits.std()),
+        "same_top": float((llama_logits.argmax(-1) == torch_logits.argmax(-1)).mean()),
     }
 
 
@@ -153,16 +153,20 @@ def templates() -> dict[str, str]:
     outcomes = {}
     for name, template in published_templates():
         try:
-            ours = rendered(template, {**TURN, **names, "messages": MESSAGES, **options}, name, DATE)
+            our_text = rendered(template, {**TURN, **names, "messages": MESSAGES, **options}, name, DATE)
         except InvalidInput as error:
-            ours = f"refused: {error.message}"
+            our_text = f"refused: {error.message}"
         try:
-            theirs = tokenizer.apply_chat_template(MESSAGES, chat_template=template, tokenize=False, **options)
+            upstream_text = tokenizer.apply_chat_template(MESSAGES, chat_template=template, tokenize=False, **options)
         except Exception as error:
-            theirs = f"refused: {error}"
-        both_refuse = ours.startswith("refused") and theirs.startswith("refused")
+            upstream_text = f"refused: {error}"
+        both_refuse = our_text.startswith("refused") and upstream_text.startswith("refused")
         outcomes[name] = (
-            "refused by both" if both_refuse else "same" if ours == theirs else f"{ours!r} / {theirs!r}"[:500]
+            "refused by both"
+            if both_refuse
+            else "same"
+            if our_text == upstream_text
+            else f"{our_text!r} / {upstream_text!r}"[:500]
         )
     return outcomes
 

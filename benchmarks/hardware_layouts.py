@@ -156,8 +156,8 @@ class Bench:
                 assert sample.peak_rss_mb is not None, "the runner reports its own peak"
                 reference_ms = rep.reference.ttft_ms + sum(rep.reference.decode_ns) / 1e6
                 figures = (sample.ttft_ms, statistics.median(tokens), p95, sample.peak_rss_mb, reference_ms)
-                shown = (round(figure, 4) for figure in (*figures, pair.foreign_cpu or 0.0))
-                return Row(index, runtime, threads, round_, *shown)
+                numbers = (round(figure, 4) for figure in (*figures, pair.foreign_cpu or 0.0))
+                return Row(index, runtime, threads, round_, *numbers)
             why = rep.reason
         raise InfrastructureFailed(f"{_TRIES} runs failed, the last one because {why}")
 

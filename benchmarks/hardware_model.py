@@ -53,7 +53,7 @@ def main() -> None:
         for runtime in sorted({row.runtime for row in rows})
         for figure in FIGURES
     ]
-    table = markdown([_shown(result) for result in results])
+    table = markdown([_cells(result) for result in results])
     if options.page:
         fill(options.page, "results", table)
     if options.markdown:
@@ -84,18 +84,18 @@ def _judge(
     ways: dict[str, list[tuple[float, float]]] = {}
     for split in range(splits):
         drawn = [measured[at] for at in np.random.default_rng(split).permutation(len(measured))]
-        seen, unseen = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
-        few = seen[:FEW]
-        base = HardwareModel(costs, sample(one, seen))
+        training_half, test_half = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
+        few = training_half[:FEW]
+        base = HardwareModel(costs, sample(one, training_half))
         models: dict[str, tuple[int, Callable[[Sequence[Layout]], Array]]] = {
             "own one": (one, _forecast(base)),
-            "own two": (two, _forecast(HardwareModel(costs, sample(two, seen)))),
+            "own two": (two, _forecast(HardwareModel(costs, sample(two, training_half)))),
             "moved": (two, _forecast(base.moved(sample(two, few)))),
             "few": (two, _forecast(HardwareModel(costs, sample(two, few)))),
             "shift": (two, _shifted(base, sample(two, few))),
         }
         for name, (threads, forecast) in models.items():
-            truth = sample(threads, unseen)
+            truth = sample(threads, test_half)
             ways.setdefault(name, []).append(_errors(forecast(truth.layouts), truth.logs))
     noise = {
         str(threads): math.sqrt(2 / math.pi) * noise_of(np.array([*by_layout.values()]))
@@ -147,7 +147,7 @@ def noise_of(rounds: Array) -> float:
     return float(math.sqrt(math.pi) / 2 * apart.mean() * _MEDIAN_OF_3)
 
 
-def _shown(result: Mapping[str, Any]) -> dict[str, str]:
+def _cells(result: Mapping[str, Any]) -> dict[str, str]:
     heads = {
         "own one": "one thread",
         "own two": "two threads",

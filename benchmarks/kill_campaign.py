@@ -214,8 +214,8 @@ def family_of(home: Path) -> list[psutil.Process]:
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            ours = process.environ().get("NAS_HOME") == str(home) or str(home) in " ".join(process.cmdline())
-            if ours and process.pid != os.getpid():
+            is_family = process.environ().get("NAS_HOME") == str(home) or str(home) in " ".join(process.cmdline())
+            if is_family and process.pid != os.getpid():
                 processes.append(process)
     return processes
 
@@ -351,7 +351,7 @@ def main() -> int:
         fill(args.page, "measured: kill_campaign", f"\n{campaign_table(results)}\n")
         return 0
     home = Path(tempfile.mkdtemp(prefix="hilnas-kills-"))
-    begun = time.monotonic()
+    start = time.monotonic()
     # The server is started before this home is in the environment, by which a launch's processes are recognised.
     with database(home, args.database) as url:
         space = prepare(home, fake=args.fake)
@@ -366,7 +366,7 @@ def main() -> int:
             args.pause,
             home,
             url,
-            begun + args.seconds,
+            start + args.seconds,
             args.launch_share,
         )
         campaign.run()
@@ -383,7 +383,7 @@ def main() -> int:
         "launches": campaign.launches,
         "studies": campaign.names,
         "problems": problems,
-        "seconds": round(time.monotonic() - begun, 1),
+        "seconds": round(time.monotonic() - start, 1),
     }
     if problems:
         report["home"] = str(home)

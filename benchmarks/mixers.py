@@ -70,7 +70,7 @@ from benchmarks.quality.truth import train_missing
 from benchmarks.search.recorded import Recorded, Row, load, recorded, worst_point, write
 from benchmarks.study.campaign import Campaign
 from benchmarks.study.figures import complete, points, proposed, volume
-from benchmarks.study.terms import OURS, Terms
+from benchmarks.study.terms import EHVI, Terms
 from nas.cli.options import INTERRUPTED
 from nas.core.block import Block
 from nas.core.canonical import content_hash
@@ -219,19 +219,19 @@ def collected(campaigns: Mapping[str, Campaign], planned: Sequence[Terms]) -> li
             "fresh": sorted(row["layout"] for row in whole["ranking"] if row["rescored"]),
             "searched": {trial.layout.format(): -trial.rungs[top].value for trial in trials if top in trial.rungs},
         }
-        studies.append(recorded(whole, engine=OURS, **more))
+        studies.append(recorded(whole, engine=EHVI, **more))
     return studies
 
 
 def planned(studies: Iterable[Recorded]) -> list[Terms]:
     """Returns the terms of recorded searches."""
-    return [Terms(OURS, study["seed"], study["trials"], study["side"]) for study in studies if study["side"] in SIDES]
+    return [Terms(EHVI, study["seed"], study["trials"], study["side"]) for study in studies if study["side"] in SIDES]
 
 
 def terms_of(seeds: Iterable[int], trials: int) -> list[Terms]:
     """Returns a search of each space for each of `seeds`; they take turns in going first, as machines drift."""
     return [
-        Terms(OURS, seed + _APART * (side == "plain"), trials, side)
+        Terms(EHVI, seed + _APART * (side == "plain"), trials, side)
         for turn, seed in enumerate(seeds)
         for side in (SIDES, SIDES[::-1])[turn % 2]
     ]
@@ -258,7 +258,7 @@ def ablate(folder: Path, members: int, minutes: float, path: Path = RECORDED) ->
         InvalidInput: the searches have not ended, or no layout with linear or state mixers is on the front.
     """
     searches = [study for study in load(path) if study["side"] in SIDES]
-    if waiting := len(searches) - len(ended(searches)):
+    if waiting := len(searches) - len(complete_searches(searches)):
         raise InvalidInput(f"{waiting} of {len(searches)} searches have not ended: `run` continues them")
     whole = [layout for layout in front(searches) if _WITHOUT_STATES in ablations(layout)][:members]
     if not whole:
@@ -269,7 +269,7 @@ def ablate(folder: Path, members: int, minutes: float, path: Path = RECORDED) ->
     listed = [layout for layout in dict.fromkeys([*whole, *ablated]) if carried(Layout.parse(layout))]
     content = measuring(yaml.safe_load((folder / "all.yaml").read_text()), listed)
     campaigns = {ABLATED: campaign(folder, content["name"], content, content["name"])}
-    terms = Terms(OURS, 0, len(listed), ABLATED)
+    terms = Terms(EHVI, 0, len(listed), ABLATED)
     campaigns[ABLATED].run([terms])
     (measured,) = collected(campaigns, [terms])
     write([*searches, {**measured, "whole": whole}], path)
@@ -433,10 +433,10 @@ class Loss(NamedTuple):
             difference(group, [place for place in places if place not in group])
             for group in combinations(places, plain)
         ]
-        ours, half = deals[0], t_critical(0.95, dof) * error
-        low, value, high = (-math.expm1(ours + off) for off in (half, 0.0, -half))
-        chance = float(t.cdf((math.log1p(-LOSS) - ours) / error, dof)) if error else float(value >= LOSS)
-        return Loss(value, low, high, chance, float(np.mean(np.array(deals) <= ours + 1e-12)))
+        log_difference, half = deals[0], t_critical(0.95, dof) * error
+        low, value, high = (-math.expm1(log_difference + off) for off in (half, 0.0, -half))
+        chance = float(t.cdf((math.log1p(-LOSS) - log_difference) / error, dof)) if error else float(value >= LOSS)
+        return Loss(value, low, high, chance, float(np.mean(np.array(deals) <= log_difference + 1e-12)))
 
 
 class Ablated:
@@ -456,13 +456,13 @@ class Ablated:
         }
         self.devices = sorted({name for row in self._measured.values() for name in row["objectives"]})
         self._of_seeds: dict[str, dict[str, Mapping[int, float]]] = {name: {} for name in QUALITIES}
-        if (theirs := runs.pop(_published(studies), None)) is None:
+        if (reference := runs.pop(_published(studies), None)) is None:
             return
-        whole = set.intersection(*map(set, theirs.values()))  # others are trained with some of the seeds, for recall
-        everywhere = {seed: {group: scores[group] for group in whole} for seed, scores in theirs.items()}
-        scale = fix_scale("long", everywhere, minimum=QualityConfig().min_reference).rescored(theirs)
+        whole = set.intersection(*map(set, reference.values()))  # others are trained with some of the seeds, for recall
+        everywhere = {seed: {group: scores[group] for group in whole} for seed, scores in reference.items()}
+        scale = fix_scale("long", everywhere, minimum=QualityConfig().min_reference).rescored(reference)
         for layout, scores in runs.items():
-            if len(qualities := scale.per_seed(scores)) == len(theirs):
+            if len(qualities := scale.per_seed(scores)) == len(reference):
                 self._of_seeds["quality"][layout] = qualities
                 recalls = {seed: scale.quality({seed: scores[seed]}).recall for seed in _having(scale, scores)}
                 self._of_seeds["recall"][layout] = {
@@ -535,7 +535,7 @@ def _mean_change(name: str, changes: Sequence[tuple[float, float] | None]) -> st
     return _changed(name, (fmean(value for value, _ in means), half) if means else None)
 
 
-def ended(studies: Iterable[Recorded]) -> list[Recorded]:
+def complete_searches(studies: Iterable[Recorded]) -> list[Recorded]:
     """Returns the searches that came to their end."""
     return [study for study in studies if study["side"] in SIDES and study["state"] == StudyState.COMPLETE.value]
 
@@ -544,7 +544,7 @@ def report(studies: Sequence[Recorded], trained: Iterable[Mapping[str, Any]] = (
     """Returns what is estimated, losses and the answer, how far studies are, mixers on the front, and ablations."""
     trials = {study["trials"] for study in studies if study["side"] in SIDES}
     marks = sorted({count for of_study in trials for count in (of_study // 2, of_study)})
-    sides = [[study for study in ended(studies) if study["side"] == side] for side in SIDES]
+    sides = [[study for study in complete_searches(studies) if study["side"] == side] for side in SIDES]
     compared = [study for searches in sides for study in searches[: min(map(len, sides))]]
     progress = _progress(studies, marks, compared)
     if len(compared) < 2 * len(SIDES):
@@ -554,7 +554,7 @@ def report(studies: Sequence[Recorded], trained: Iterable[Mapping[str, Any]] = (
     kinds = sorted(set().union(*mixers))
     shares = [(kind, f"{sum(kind in layout for layout in mixers)} of {len(mixers)}") for kind in kinds]
     parts = [
-        f"Estimated: what share of its hypervolume V a search of {max(trials)} trials by {OURS} loses where mixers are"
+        f"Estimated: what share of its hypervolume V a search of {max(trials)} trials by {EHVI} loses where mixers are"
         f" {' and '.join(PLAIN)} alone: 1 less the ratio of the geometric means of V over {len(compared) // 2} searches"
         " of either space. Quality is that of small proxies.\n",
         _losses(compared, marks),

@@ -409,12 +409,12 @@ def templates(seed: int) -> Iterator[str]:
 def read_configuration(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
     """Reads a configuration, and weights that lack most tensors; returns what became of it, and the error."""
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    begun = time.process_time()
+    start = time.process_time()
     outcome = _outcome(lambda: read_model(folder))
     weights = _outcome(lambda: import_model(folder, folder / "out" / "model.safetensors"))
     if weights[0] == "fault":
         return weights
-    if (spent := time.process_time() - begun) > SLOW_S:
+    if (spent := time.process_time() - start) > SLOW_S:
         return "fault", f"{spent:.0f} s of processor time"
     if (peak := resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) > MEMORY_BYTES:
         return "fault", f"{peak >> 20} MB of memory"
@@ -424,9 +424,9 @@ def read_configuration(folder: Path, config: Mapping[str, Any]) -> tuple[str, st
 def render_template(template: str) -> tuple[str, str]:
     """Renders a conversation in a template; returns what became of it, and the error."""
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}]
-    begun = time.monotonic()
+    start = time.monotonic()
     outcome = _outcome(lambda: rendered(template, {"messages": messages, "tools": None}, "tokenizer_config.json"))
-    late = time.monotonic() - begun
+    late = time.monotonic() - start
     return ("fault", f"{late:.0f} s") if late > LATE_S else outcome
 
 

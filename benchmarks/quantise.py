@@ -249,17 +249,17 @@ def write_page(page: Path, record: dict[str, Any]) -> None:
     )
     rows = []
     for row in record["rows"]:
-        theirs, chosen = row["mixture"], row["chosen"]
+        mixture, chosen = row["mixture"], row["chosen"]
         low, high = chosen["kl_ci95"]
         rows.append(
             (
-                theirs["name"].upper(),
-                f"{theirs['size'] / 1e6:.1f}",
+                mixture["name"].upper(),
+                f"{mixture['size'] / 1e6:.1f}",
                 f"{row['without_matrix']['kl']:.4f}",
-                f"{theirs['kl']:.4f}",
+                f"{mixture['kl']:.4f}",
                 f"{chosen['kl']:.4f} ({low:.4f} to {high:.4f})",
                 f"{row['expected_kl']:.4f}",
-                f"{theirs['bits_per_byte']:.4f}",
+                f"{mixture['bits_per_byte']:.4f}",
                 f"{chosen['bits_per_byte']:.4f}",
             )
         )

@@ -131,13 +131,13 @@ def plain(roff: str) -> str:
 
 def one_of_each(rows: Iterable[Row], shortest: int = 100) -> list[Row]:
     """Returns rows with long enough texts, one for each synopsis and beginning of the text, in an order by hash."""
-    seen: set[str] = set()
+    used_keys: set[str] = set()
     chosen = []
     for name, synopsis, text in rows:
         keys = {synopsis.lower(), " ".join(text.split("\n\n")[0].split())}
-        if keys & seen or re.search(r"transitional|dummy|metapackage", synopsis) or len(text) < shortest:
+        if keys & used_keys or re.search(r"transitional|dummy|metapackage", synopsis) or len(text) < shortest:
             continue
-        seen |= keys
+        used_keys |= keys
         chosen.append((name, synopsis, text))
     return sorted(chosen, key=lambda row: hashlib.sha256(row[0].encode()).digest())
 
@@ -289,7 +289,7 @@ def write_page(page: Path, record: dict[str, Any], small: bool) -> None:
     if small:
         names = ("bytes", "documents_per_s", "tokens_per_s", "encode_ms", "search_ms")
         encoder_rows = [
-            (name, *(f"{measured[key]:,}" for key in names), shown(measured["nDCG@10"]))
+            (name, *(f"{measured[key]:,}" for key in names), interval_text(measured["nDCG@10"]))
             for name, measured in record["encoders"].items()
         ]
         heads = ("encoder", "bytes", "documents/s", "tokens/s", "ms to encode a query", "ms to search", "nDCG@10")
@@ -299,12 +299,12 @@ def write_page(page: Path, record: dict[str, Any], small: bool) -> None:
     for name, measured in record["collections"].items():
         what = f"{name}, {measured['queries']:,} queries, {measured['documents']:,} documents"
         for way, key in (("late interaction", "late"), ("BM25", "bm25")):
-            rows.append((what, way, *map(shown, measured[key].values())))
+            rows.append((what, way, *map(interval_text, measured[key].values())))
     columns = ("collection", "search", *record["collections"][PACKAGES]["late"])
     fill(page, "retrieval", table(columns, rows))
 
 
-def shown(value: Sequence[float]) -> str:
+def interval_text(value: Sequence[float]) -> str:
     return f"{value[0]:.3f} ({value[1]:.3f} to {value[2]:.3f})"
 
 

@@ -49,13 +49,13 @@ from benchmarks.retrieval import (
     bm25,
     gains,
     interval,
+    interval_text,
     judged,
     nas,
     one_of_each,
     packages,
     ranks_of,
     scores,
-    shown,
     train,
     write_collection,
     write_lines,
@@ -336,7 +336,14 @@ def write_page(page: Path, record: dict[str, Any]) -> None:
         difference = interval(np.array(measured["gains"]) - base) if name != "late interaction" else None
         stored = f"{measured['index_bytes']:,.0f}" if measured["index_bytes"] else ""
         kinds = ("nDCG@10", "recall@1", "recall@10", f"recall@{MOST}")
-        rows.append((name, *(shown(measured[kind]) for kind in kinds), stored, shown(difference) if difference else ""))
+        rows.append(
+            (
+                name,
+                *(interval_text(measured[kind]) for kind in kinds),
+                stored,
+                interval_text(difference) if difference else "",
+            )
+        )
     heads = ("search", "nDCG@10", "recall@1", "recall@10", f"recall@{MOST}", "index, bytes/document", "difference")
     fill(page, "comparison", table(heads, rows))
     if "others" in record:
@@ -360,9 +367,14 @@ def differences_table(collections: dict[str, dict[str, Any]]) -> str:
     for name, measured in collections.items():
         lexical = np.array(measured["searches"]["BM25"]["gains"])
         for way, figures in measured["searches"].items():
-            difference = "" if way == "BM25" else shown(interval(np.array(figures["gains"]) - lexical))
+            difference = "" if way == "BM25" else interval_text(interval(np.array(figures["gains"]) - lexical))
             rows.append(
-                (name, way, *(shown(figures[kind]) for kind in ("nDCG@10", "recall@1", "recall@10")), difference)
+                (
+                    name,
+                    way,
+                    *(interval_text(figures[kind]) for kind in ("nDCG@10", "recall@1", "recall@10")),
+                    difference,
+                )
             )
     return table(("collection", "search", "nDCG@10", "recall@1", "recall@10", "difference from BM25"), rows)
 

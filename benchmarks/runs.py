@@ -121,10 +121,10 @@ def kill_campaign(
     rows: list[dict[str, Any]] = []
     while (remaining := kills - sum(row["killed"] for row in rows)) or not rows[-1]["ended"]:
         moment, inside = rng.uniform(0, share * calm_s) if remaining else math.inf, folder / f"killed-{series}"
-        ended = ended_or_killed(process(inside), moment, DEADLINE_S)
-        row = {"series": series, "after_s": moment if remaining else None, "killed": not ended, "ended": ended}
-        rows.append(row | {"reached": reached(inside), "equal": hashes(inside) == calm if ended else None})
-        series += ended
+        has_ended = ended_or_killed(process(inside), moment, DEADLINE_S)
+        row = {"series": series, "after_s": moment if remaining else None, "killed": not has_ended, "ended": has_ended}
+        rows.append(row | {"reached": reached(inside), "equal": hashes(inside) == calm if has_ended else None})
+        series += has_ended
         say(json.dumps(rows[-1]))
     equal = all(row["equal"] for row in rows if row["ended"])
     return {"seed": seed, "kills": kills, "calm_s": calm_s, "equal": equal, "files": calm, "runs": rows}

@@ -232,8 +232,8 @@ def _page(result: Mapping[str, Any]) -> str:
     agreement = [
         {
             "metric": metric,
-            "Spearman": _shown(agreement["spearman"]),
-            "Kendall": _shown(agreement["kendall"]),
+            "Spearman": _correlation_text(agreement["spearman"]),
+            "Kendall": _correlation_text(agreement["kendall"]),
             "each with itself": ", ".join(
                 f"{name} {value:.2f}" for name, value in agreement["repeatability"].items() if value is not None
             ),
@@ -264,7 +264,7 @@ def _page(result: Mapping[str, Any]) -> str:
     return head + markdown(agreement) + "\n" + markdown(layouts)
 
 
-def _shown(correlation: Mapping[str, float] | None) -> str:
+def _correlation_text(correlation: Mapping[str, float] | None) -> str:
     if correlation is None:
         return "-"
     coefficient = Coefficient.model_validate(correlation)

@@ -67,11 +67,11 @@ class Person:
     def run(self, stop: threading.Event) -> None:
         """Asks until `stop` is set."""
         while not stop.wait(self.every_s):
-            begun = time.monotonic()
+            start = time.monotonic()
             self.requests += 1
             try:
                 if self.ask():
-                    self.seconds.append(time.monotonic() - begun)
+                    self.seconds.append(time.monotonic() - start)
                 else:
                     self.problems.append("refused")
             except httpx.HTTPError as error:
@@ -173,14 +173,14 @@ async def _connect(target: Target, tls: bool, limit: int) -> tuple[asyncio.Strea
 
 def attacks(target: Target) -> dict[str, Callable[[], Awaitable[None]]]:
     """Returns name -> attack."""
-    begun = f"GET /login HTTP/1.1\r\n{target.head}X-More: ".encode()
+    head = f"GET /login HTTP/1.1\r\n{target.head}X-More: ".encode()
     asset = f"GET /assets/uplot.esm.js HTTP/1.1\r\n{target.head}\r\n".encode()
     whole = f"GET /login HTTP/1.1\r\n{target.head}\r\n".encode()
     bearer = f"GET /v1/studies HTTP/1.1\r\n{target.head}Authorization: Bearer hilnas.boss.wrong\r\n\r\n".encode()
     return {
         "idle tcp": partial(hold, target, tls=False),
         "idle tls": partial(hold, target),
-        "slow heads": partial(hold, target, begun, b"x"),
+        "slow heads": partial(hold, target, head, b"x"),
         "slow second heads": partial(hold, target, whole, b"\r\n"),
         "slow bodies": partial(hold, target, target.post("/login", "t", 1000), b"x"),
         "endless bodies": partial(hold, target, target.post("/login", "", 1 << 40), b"x" * 4096, 0.02),

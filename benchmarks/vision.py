@@ -34,8 +34,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from benchmarks.page import fill, table
-from benchmarks.post_training import here, write_family
-from benchmarks.retrieval import interval, shown
+from benchmarks.post_training import run_in_process, write_family
+from benchmarks.retrieval import interval, interval_text
 from benchmarks.runs import say
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
@@ -169,7 +169,7 @@ def run(folder: Path, seeds: Sequence[int], sizes: Sizes) -> None:
     """Trains and scores what is missing."""
     os.environ["NAS_HOME"] = str(folder / "home")
     torch.set_num_threads(1)
-    member_training.run_workers = here
+    member_training.run_workers = run_in_process
     write_text(folder, Layout.parse(sizes.layout), sizes.tasks)
     write_family(Layout.parse(sizes.layout), len(seeds))
     for seed in seeds:
@@ -509,7 +509,7 @@ def _shares(runs: Sequence[str], kinds: NDArray[np.str_]) -> list[str]:
 
 
 def _interval(values: NDArray[np.float64]) -> str:
-    return shown(interval(values))
+    return interval_text(interval(values))
 
 
 def _seed_shares(runs: Sequence[str]) -> str:

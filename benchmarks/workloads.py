@@ -45,8 +45,8 @@ def main() -> None:
         rows = []
         for number, workload in enumerate(workloads, 1):
             rows.append(_row(model, workload, options.repetitions))
-            shown = ", ".join(f"{name} {value}" for name, value in _shown(rows[-1]).items())
-            say(f"{number} of {len(workloads)}: {shown}")
+            text = ", ".join(f"{name} {value}" for name, value in _cells(rows[-1]).items())
+            say(f"{number} of {len(workloads)}: {text}")
         result = {
             "runtime": options.runtime,
             "layout": model.layout.format(),
@@ -56,7 +56,7 @@ def main() -> None:
             "workloads": rows,
         }
     if options.markdown:
-        print(markdown([_shown(row) for row in rows]))
+        print(markdown([_cells(row) for row in rows]))
     else:
         print_json(result)
 
@@ -81,7 +81,7 @@ def _row(model: Model, workload: Workload, repetitions: int) -> dict[str, Any]:
     return {"workload": workload.key(), **{name: figure.model_dump() for name, figure in figures.items()}}
 
 
-def _shown(row: dict[str, Any]) -> dict[str, str]:
+def _cells(row: dict[str, Any]) -> dict[str, str]:
     workload = row["workload"]
     return {
         "prompt": f"{workload['prompt']:,}",

@@ -45,7 +45,7 @@ _DRAWN = 32
 """Layouts that a preview draws from a space."""
 _DRAW_S = 2.0
 """Seconds after which it draws no more; the check before it searches as long for a first layout."""
-_SHOWN = 4
+_SAMPLES = 4
 """Layouts that a preview shows."""
 _NAME_RULE = "use up to 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
 
@@ -169,8 +169,8 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
         except (NasError, ValidationError) as error:
             status = answer_to(request, error).status_code if isinstance(error, NasError) else 422
             return page("launch.html", request, status, view=view(form, problems_of(error, form)))
-        begun = submitted.row(order.study) is not None
-        return RedirectResponse(f"/{'studies' if begun else 'submissions'}/{order.study}", 303)
+        has_begun = submitted.row(order.study) is not None
+        return RedirectResponse(f"/{'studies' if has_begun else 'submissions'}/{order.study}", 303)
 
     @router.post("/launch/check")
     @max_body(_MAX_FORM)
@@ -227,7 +227,7 @@ def preview_of(space: SearchSpace) -> SpacePreview:
         total=(min(total), max(total)),
         samples=[
             Sample(layout=layout.format(), total=layout.params.total, active=layout.params.active)
-            for layout in list(different)[:_SHOWN]
+            for layout in list(different)[:_SAMPLES]
         ],
     )
 

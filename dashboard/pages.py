@@ -179,11 +179,11 @@ def _error(request: Request, error: NasError | HTTPException | RequestValidation
         return failure
     message = json.loads(bytes(failure.body))["error"]
     title = HTTPStatus(failure.status_code).phrase
-    shown = page("error.html", request, failure.status_code, title=title, message=message)
+    response = page("error.html", request, failure.status_code, title=title, message=message)
     for name in ("WWW-Authenticate", "Retry-After"):
         if name in failure.headers:
-            shown.headers[name] = failure.headers[name]
-    return shown
+            response.headers[name] = failure.headers[name]
+    return response
 
 
 def _wants_page(request: Request) -> bool:

@@ -304,27 +304,27 @@ def drift(runs: Sequence[ReferenceRunView], label: str, now: float) -> Plot:
     )
 
 
-def slice_plots(shown: SliceView, view: EffectsView) -> list[Plot]:
+def slice_plots(slice_view: SliceView, view: EffectsView) -> list[Plot]:
     """Returns a plot of each objective along a slice, on a scale that all slices share."""
     drawn = []
     for index, (name, unit) in enumerate(zip(view.objectives, view.slice_units, strict=True)):
         label = f"{name} [{unit}]" if unit else name
-        row = shown.predicted[index]
+        row = slice_view.predicted[index]
         of_all = [interval for other in view.slices for interval in other.predicted[index]]
         texts = [
             f"{show_number(at)}: {show_figure(interval.value, interval.low, interval.high)}"
-            for at, interval in zip(shown.values, row, strict=True)
+            for at, interval in zip(slice_view.values, row, strict=True)
         ]
         line = Series(
             label,
-            list(zip(shown.values, [interval.value for interval in row], strict=True)),
+            list(zip(slice_view.values, [interval.value for interval in row], strict=True)),
             low=[interval.low for interval in row],
             high=[interval.high for interval in row],
             hue=_OTHER,
         )
         ends = min(interval.low for interval in of_all), max(interval.high for interval in of_all)
-        summary = f"{label} by {shown.knob}: {', '.join(texts)}"
-        drawn.append(Plot(summary, [line], Axis(shown.knob), Axis(label, covers=ends)))
+        summary = f"{label} by {slice_view.knob}: {', '.join(texts)}"
+        drawn.append(Plot(summary, [line], Axis(slice_view.knob), Axis(label, covers=ends)))
     return drawn
 
 

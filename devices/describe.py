@@ -162,10 +162,10 @@ def _output(readings: Readings, command: str, pattern: str) -> str:
 def _properties(readings: Readings) -> dict[str, str]:
     """Returns Android's properties; none elsewhere."""
     try:
-        said = readings.output(PROPERTIES)
+        output = readings.output(PROPERTIES)
     except Unread:
         return {}
-    return dict(re.findall(r"^\[(ro\.[\w.]{1,64})\]: \[(.{0,200})\]\r?$", said, re.MULTILINE))
+    return dict(re.findall(r"^\[(ro\.[\w.]{1,64})\]: \[(.{0,200})\]\r?$", output, re.MULTILINE))
 
 
 def _phone(android: Mapping[str, str]) -> str:
@@ -405,5 +405,5 @@ def _of_core(tree: Tree, core: int, name: str) -> int:
 
 def sanitise(text: str) -> str:
     """Returns one line of at most `TEXT_LENGTH` characters; those that are not printable become spaces."""
-    shown = "".join(character if character.isprintable() else " " for character in text[: 4 * TEXT_LENGTH])
-    return " ".join(shown.split())[:TEXT_LENGTH].strip()
+    line = "".join(character if character.isprintable() else " " for character in text[: 4 * TEXT_LENGTH])
+    return " ".join(line.split())[:TEXT_LENGTH].strip()

@@ -297,7 +297,7 @@ def local_machine(executable: Path, target: str) -> Machine:
 
 
 def _run(argv: Sequence[str]) -> RawRun:
-    started, begun = time.time(), time.monotonic()
+    started_at, start = time.time(), time.monotonic()
     try:
         done = subprocess.run(
             argv,
@@ -309,11 +309,11 @@ def _run(argv: Sequence[str]) -> RawRun:
             timeout=_DEADLINE_S,
         )
     except subprocess.TimeoutExpired:  # subprocess.run has killed it
-        return RawRun(exit_code=-9, stdout="", wall_s=_DEADLINE_S, started_at=started, timed_out=True)
+        return RawRun(exit_code=-9, stdout="", wall_s=_DEADLINE_S, started_at=started_at, timed_out=True)
     return RawRun(
         exit_code=done.returncode,
         stdout=done.stdout,
         stderr_tail=done.stderr[-4096:],
-        wall_s=time.monotonic() - begun,
-        started_at=started,
+        wall_s=time.monotonic() - start,
+        started_at=started_at,
     )

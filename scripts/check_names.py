@@ -31,6 +31,16 @@ NAMES = frozenset(
         "made",
         "kept",
         "told",
+        "seen",
+        "said",
+        "ours",
+        "theirs",
+        "there",
+        "gone",
+        "begun",
+        "shown",
+        "ended",
+        "tried",
     ]
 )
 

@@ -156,14 +156,14 @@ def merges_table(result: Mapping[str, Any]) -> str:
     return _table(("method", *(f"models of {size:,.0f} MB" for size in sizes)), rows)
 
 
-def _models(model: type[BaseModel], path: str, seen: set[type]) -> Iterator[tuple[str, type[BaseModel]]]:
-    seen.add(model)
+def _models(model: type[BaseModel], path: str, models: set[type]) -> Iterator[tuple[str, type[BaseModel]]]:
+    models.add(model)
     yield path, model
     for name, field in model.model_fields.items():
         for inner, suffix in _nested(field.annotation):
-            if inner in seen or issubclass(inner, Knob | BlockSpace):
+            if inner in models or issubclass(inner, Knob | BlockSpace):
                 continue  # documented once, or in prose
-            yield from _models(inner, f"{path}.{name}{suffix}".lstrip("."), seen)
+            yield from _models(inner, f"{path}.{name}{suffix}".lstrip("."), models)
 
 
 def _nested(annotation: Any, suffix: str = "") -> Iterator[tuple[type[BaseModel], str]]:
@@ -189,7 +189,7 @@ def _row(name: str, field: FieldInfo) -> tuple[str, ...]:
     return (
         f"`{name}`",
         text,
-        "required" if field.is_required() else _shown(field.get_default(call_default_factory=True)),
+        "required" if field.is_required() else _default_text(field.get_default(call_default_factory=True)),
         field.description or "",
     )
 
@@ -220,11 +220,11 @@ def _value(annotation: Any) -> str:
     return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
 
 
-def _shown(value: Any) -> str:
+def _default_text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, Knob):
-        return _shown(value.choices)
+        return _default_text(value.choices)
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, BaseModel | dict):

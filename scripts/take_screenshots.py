@@ -37,7 +37,7 @@ from nas.serve.dashboard.app import dashboard_router
 Scheme = Literal["light", "dark"]
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "img" / "dashboard"
-SHOWN = {"study-1280-light", "study-390-light", "candidate-1280-light", "compare-1280-light"}
+DOC_PICTURES = {"study-1280-light", "study-390-light", "candidate-1280-light", "compare-1280-light"}
 """Pictures in the documentation."""
 LOOPBACK, VISITOR = "127.0.0.1", "operator"
 HEIGHTS = {1280: 800, 390: 844}
@@ -92,7 +92,7 @@ def served(database: Path, folder: Path) -> Iterator[str]:
 def take(
     browser: Browser, origin: str, studies: list[str], width: int, scheme: Scheme, folder: Path, *, every: bool
 ) -> None:
-    """All pages, or those of `SHOWN`, at one width in one colour scheme."""
+    """All pages, or those of `DOC_PICTURES`, at one width in one colour scheme."""
     headers = {"X-Forwarded-User": VISITOR}
     page = browser.new_page(
         viewport={"width": width, "height": HEIGHTS[width]}, color_scheme=scheme, extra_http_headers=headers
@@ -100,7 +100,7 @@ def take(
     page.set_default_timeout(PATIENCE_MS)
     for name, path in pages(page, origin, studies):
         file = folder / f"{name}-{width}-{scheme}.png"
-        if every or file.stem in SHOWN:
+        if every or file.stem in DOC_PICTURES:
             picture(page, origin + path, file)
     page.close()
 

@@ -53,9 +53,9 @@ def main() -> None:
         paths = [lab.write_image(folder / f"{i}.png", *size) for i, size in enumerate(((200, 300), (900, 1400)))]
         text = "A <image> and <image>?"
         ids, inputs = lab.question(vision, paths, text)
-        theirs = processor(images=[[Image.open(path) for path in paths]], text=[text], return_tensors="pt")
-        assert ids[-len(theirs.input_ids[0]) :] == theirs.input_ids[0].tolist(), "ids differ"
-        assert len(inputs[0]) == len(theirs.pixel_values)
+        expected = processor(images=[[Image.open(path) for path in paths]], text=[text], return_tensors="pt")
+        assert ids[-len(expected.input_ids[0]) :] == expected.input_ids[0].tolist(), "ids differ"
+        assert len(inputs[0]) == len(expected.pixel_values)
     cases = []
     for (width, height), settings in [*((size, {}) for size in SIZES), *OTHERS]:
         image = Image.fromarray(lab.pattern(width, height))

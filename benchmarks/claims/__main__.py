@@ -41,9 +41,9 @@ def main() -> None:
 def _timed(only: str | None, studies: int, seed: int) -> Iterator[Row]:
     for name in EXPERIMENTS:
         if only in (None, name):
-            begun = time.monotonic()
+            start = time.monotonic()
             yield from rows_of(name, studies, seed)
-            print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr)
+            print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -31,12 +31,12 @@ def front_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
         for _ in range(studies):
             true = _trade(rng, count)
             sds = np.array([noise, noise / 4])
-            seen = true + sds * rng.standard_normal(true.shape)
+            observations = true + sds * rng.standard_normal(true.shape)
             axes = {
                 trial: [Axis(value=0.0, coordinate=float(x), sd=float(sd)) for x, sd in zip(row, sds, strict=True)]
-                for trial, row in enumerate(seen)
+                for trial, row in enumerate(observations)
             }
-            members, truly = front_mask(seen), front_mask(true)
+            members, truly = front_mask(observations), front_mask(true)
             stated = front_noise(axes, _DRAWS)
             assert stated is not None, "there are few"
             off.append(stated - (1 - float(truly[members].mean())))

@@ -40,20 +40,23 @@ def gain_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
             off, covered, mistakes = [], [], []
             for _ in range(studies):
                 log_latency, quality = _mixed(rng, 30, gain)
-                said = of(headline(snapshot(World(rng).study(log_latency, quality, second=second))))
-                assert said.named is not None, "a study with a front names a trial"
-                place = said.named - _FIRST
+                statement = of(headline(snapshot(World(rng).study(log_latency, quality, second=second))))
+                assert statement.named is not None, "a study with a front names a trial"
+                place = statement.named - _FIRST
                 truth = {"latency": math.expm1(log_latency[place]), "quality": quality[place] - 1}
                 if second:
                     off += [
-                        row.change - truth["latency"] for row in said.gains if row.objective == "latency" and row.change
+                        row.change - truth["latency"]
+                        for row in statement.gains
+                        if row.objective == "latency" and row.change
                     ]
-                if said.gains:
+                if statement.gains:
                     bounds = [
-                        (_or(row.low, -math.inf), truth[row.objective], _or(row.high, math.inf)) for row in said.gains
+                        (_or(row.low, -math.inf), truth[row.objective], _or(row.high, math.inf))
+                        for row in statement.gains
                     ]
                     covered.append(all(low <= true <= high for low, true, high in bounds))
-                mistakes.append(said.best is not None and truth["latency"] >= 0 and truth["quality"] <= 0)
+                mistakes.append(statement.best is not None and truth["latency"] >= 0 and truth["quality"] <= 0)
             where = f"30 candidates, the best {100 * gain:.0f} % faster, {_measured(second)}"
             if second:
                 yield mean("headline: stated gain - true gain", where, 0.0, off, slack=0.002)
@@ -72,14 +75,14 @@ def reliability_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
             (np.ones(count), ("Quality orders", "Quality tells"), "the layouts", "candidates of one quality"),
             (falling, ("Quality orders",), "the best third", "candidates, the best third of one quality"),
         ):
-            said = []
+            claims = []
             for _ in range(studies):
                 record = World(rng).study(np.linspace(-0.3, 0.3, count), quality, second=False)
                 text = of(headline(StudySnapshot(record))).text
                 assert "reliability" in text, "there are enough layouts"
-                said.append(any(phrase in text for phrase in phrases))
+                claims.append(any(phrase in text for phrase in phrases))
             statistic = f"headline: quality is said to order {name}"
-            yield share(statistic, f"{count} {where}", 1 - CONFIDENCE, said, "at most")
+            yield share(statistic, f"{count} {where}", 1 - CONFIDENCE, claims, "at most")
 
 
 def _mixed(rng: np.random.Generator, count: int, gain: float) -> tuple[Floats, Floats]:
@@ -95,9 +98,9 @@ def _measured(second: bool) -> str:
     return "measured again" if second else "measured once"
 
 
-def of(said: Headline | None) -> Headline:
-    assert said is not None, "the references are measured"
-    return said
+def of(statement: Headline | None) -> Headline:
+    assert statement is not None, "the references are measured"
+    return statement
 
 
 def _or(number: float | None, other: float) -> float:

@@ -1,7 +1,7 @@
 """Which statistics pages, commands and JSON show, and which rows of the table say how true they are.
 
 Fields of views and records whose names end like those of a statistic are found by `statistics`; each has to be listed
-in `SHOWN`, with the statistics of rows that it is covered by, or with the reason why it states nothing that could be
+in `COVERAGE`, with the statistics of rows that it is covered by, or with the reason why it states nothing that could be
 false. `tests/unit/test_benchmark_claims.py` fails where one is missing.
 """
 
@@ -49,7 +49,7 @@ _SPAN = Nothing("a range of durations, which is called rough and no interval")
 _OPTION = Nothing("what a user asks for")
 _PARTS = Nothing("holds other models, whose fields are listed")
 
-SHOWN: Mapping[str, tuple[str, ...] | Nothing] = {
+COVERAGE: Mapping[str, tuple[str, ...] | Nothing] = {
     "nas.core.family.RecordedFigure.ci95": FIGURE,
     "nas.core.family.TaskScore.ci95": ("exact answers of a task",),
     "nas.core.measurement.Figure.high": FIGURE,

@@ -52,15 +52,15 @@ class Row:
     def cells(self) -> dict[str, str]:
         """Returns the row of the page."""
 
-        def shown(value: float) -> str:
+        def text(value: float) -> str:
             return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.2f}"
 
-        stated = shown(self.nominal) if self.relation == "is" else f"{self.relation} {shown(self.nominal)}"
+        stated = text(self.nominal) if self.relation == "is" else f"{self.relation} {text(self.nominal)}"
         return {
             "statistic": self.name,
             "studies": self.where,
             "stated": stated,
-            "held": f"{shown(self.held)} ({shown(self.low).removesuffix(' %')} to {shown(self.high)})",
+            "held": f"{text(self.held)} ({text(self.low).removesuffix(' %')} to {text(self.high)})",
             "statements": f"{self.count:,}",
             "": "" if self.right else "**off**",
         }

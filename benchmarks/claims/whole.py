@@ -58,9 +58,9 @@ def whole_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
     claims, off, covered = [], [], []
     for _ in range(max(2, studies // 40)):
         claims.append(of(_study(rng, alike=True)[0]).better > 0)
-        said, true = _study(rng, alike=False)
-        changes = [row for row in of(said).gains if row.objective == "latency" and row.change is not None]
-        assert changes and of(said).second, "the front was measured again"
+        statement, true = _study(rng, alike=False)
+        changes = [row for row in of(statement).gains if row.objective == "latency" and row.change is not None]
+        assert changes and of(statement).second, "the front was measured again"
         off += [row.change - true for row in changes if row.change is not None]
         covered += [row.low <= true <= row.high for row in changes if row.low is not None and row.high is not None]
     where = f"whole studies by the orchestrator, {TRIALS} candidates"
@@ -98,11 +98,11 @@ def _study(rng: np.random.Generator, *, alike: bool) -> tuple[Headline | None, f
             bed.compute.train = train
             bed.run(TRIALS)
             snapshot = StudySnapshot(read_study(store, "study"))
-            said = headline(snapshot)
-            assert said is not None and said.named is not None, "a complete study has a front"
-            named = snapshot.records[said.named].layout
+            statement = headline(snapshot)
+            assert statement is not None and statement.named is not None, "a complete study has a front"
+            named = snapshot.records[statement.named].layout
             times = [_latency(runtime, layout) for layout in (named, published)]
-            return said, times[0] / times[1] - 1
+            return statement, times[0] / times[1] - 1
         finally:
             store.close()
 

@@ -151,8 +151,8 @@ class World:
         counted = {
             number: axes for number in record.records if number >= 2 if (axes := _known_axes(record.records[number]))
         }
-        theirs = _known_axes(record.records[0])
-        named = naming_order(counted, theirs, record.reference_point or [])
+        reference_axes = _known_axes(record.records[0])
+        named = naming_order(counted, reference_axes, record.reference_point or [])
         settings = record.space.protocol.remeasure
         assert settings is not None, "the space has it"
         note = Named(tuple(named[: settings.members])).to_json()

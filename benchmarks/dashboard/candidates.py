@@ -134,11 +134,11 @@ class Judge:
         slow = _SLOWER[device]
 
         def figure(value: float, unit: str, noise: float, n: int = 10) -> Figure:
-            seen = float(value * math.exp(rng.normal(0, noise) if noise else 0.0))
+            estimate = float(value * math.exp(rng.normal(0, noise) if noise else 0.0))
             half = Z95 * 0.36 * noise
-            low, high = seen * math.exp(-half), seen * math.exp(half)
+            low, high = estimate * math.exp(-half), estimate * math.exp(half)
             return Figure(
-                value=seen, low=low, high=high, log_sd=0.36 * noise, minimum=low, maximum=high, n=n, unit=unit
+                value=estimate, low=low, high=high, log_sd=0.36 * noise, minimum=low, maximum=high, n=n, unit=unit
             )
 
         ttft, decode = figure(60 * slow * truth["ttft"], "ms", noise), figure(slow * truth["decode"], "ms", noise)

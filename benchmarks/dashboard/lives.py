@@ -40,12 +40,12 @@ class Measurement(NamedTuple):
 Step = Logged | Measurement
 
 
-def new_layouts(sampler: Sampler, rng: Rng, seen: set[str]) -> Iterator[Layout]:
-    """Yields layouts whose ids are not in `seen`, each once."""
+def new_layouts(sampler: Sampler, rng: Rng, ids: set[str]) -> Iterator[Layout]:
+    """Yields layouts that are not in `ids`, each once."""
     while True:
         layout = sampler.draw(rng)
-        if layout.id not in seen:
-            seen.add(layout.id)
+        if layout.id not in ids:
+            ids.add(layout.id)
             yield layout
 
 

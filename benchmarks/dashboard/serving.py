@@ -95,7 +95,7 @@ def _crowd(server: Served, orchestrator: Orchestrator, axes: str, viewers: int, 
     cpu, began = server.cpu_s(), time.monotonic()
     worker.start()
     try:
-        seen = crowd(server.port, LIVE, axes, viewers, seconds, _ARRIVE_S)
+        latencies = crowd(server.port, LIVE, axes, viewers, seconds, _ARRIVE_S)
     finally:
         over.set()
         worker.join()
@@ -104,7 +104,7 @@ def _crowd(server: Served, orchestrator: Orchestrator, axes: str, viewers: int, 
     return {
         "viewers": viewers,
         "seconds": round(wall, 1),
-        "ms": seen.percentiles(),
+        "ms": latencies.percentiles(),
         "cpu_share": round(used / wall, 3),
         "cpu_share_per_viewer": round(used / wall / viewers, 4),
         "rss_mb": round(server.rss_mb()),

@@ -55,8 +55,8 @@ class Campaign:
             self._numbers = list(only)
         self._plan = plan(self._terms.seed, self._terms.faults)
         self._disturbances = Disturbances()
-        self._begun = time.monotonic()
-        self._until = self._begun + seconds
+        self._start = time.monotonic()
+        self._until = self._start + seconds
 
     def run(self) -> Line:
         """Runs the campaign; returns the report."""
@@ -99,19 +99,19 @@ class Campaign:
         order = works.order(name, post.id, drawn.conduct, seconds=drawn.run_s, size=drawn.size)
         act = partial(self._disturbances.disturbed, None if kind.everywhere else post.id, kind.causes)
         scene = Scene(farm, post, works, watch, drawn, order, act)
-        begun = time.time()
+        start = time.time()
         kind.do(scene)
         over = time.time()
-        ended = scene.until_ended(_ENDS_WITHIN_S)
+        has_ended = scene.until_ended(_ENDS_WITHIN_S)
         problems = scene_problems(scene, self._disturbances)
         row = scene.row()
-        if not ended:
+        if not has_ended:
             patiently(lambda: jobs.cancel(farm.store, [order.job]))
         works.forget(order, farm.agent_cache, post.files)
-        line = scene.record() | {"begun": begun, "over": over, "recovery_s": max(0.0, row.updated - over)}
+        line = scene.record() | {"begun": start, "over": over, "recovery_s": max(0.0, row.updated - over)}
         line |= {"state": row.state.value, "blame": row.blame, "tries": row.attempts, "violations": problems}
         line["result"] = fingerprint(row) if row.state is JobState.DONE else None
-        took_s = row.updated - begun
+        took_s = row.updated - start
         say(f"{number:4d} {post.machine.name} {drawn.kind}, {drawn.moment}: {row.state.value} in {took_s:.1f} s")
         for problem in problems:
             say(f"     !! {problem}")
@@ -129,7 +129,7 @@ class Campaign:
             name: (folder / f"{name}.log").read_bytes()[size:].decode(errors="replace") for name, size in before.items()
         }
         problems = [*watch.take_late(), *end_problems(farm, done, logs, self._disturbances, folder)]
-        line: Line = {"end": time.time(), "seconds": round(time.monotonic() - self._begun, 1)}
+        line: Line = {"end": time.time(), "seconds": round(time.monotonic() - self._start, 1)}
         line |= {"restarts": {"agent": len(farm.agent.exits), "coordinator": len(farm.coordinator.exits)}}
         self._journal.write(line | {"unavailable": unavailable(logs["coordinator"]), "violations": problems})
 

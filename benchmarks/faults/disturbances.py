@@ -43,14 +43,14 @@ class Disturbance:
     Args:
         device: the affected one; None: all.
         causes: of failures that it explains.
-        begun: seconds since the epoch.
-        ended: same; None while it lasts.
+        start: seconds since the epoch.
+        end: same; None while it lasts.
     """
 
     device: str | None
     causes: frozenset[str]
-    begun: float
-    ended: float | None = None
+    start: float
+    end: float | None = None
 
 
 class Disturbances:
@@ -63,21 +63,21 @@ class Disturbances:
     @contextlib.contextmanager
     def disturbed(self, device: str | None, causes: frozenset[str]) -> Iterator[Disturbance]:
         """Records a disturbance from now to the end of the context."""
-        begun = Disturbance(device, causes, time.time())
+        disturbance = Disturbance(device, causes, time.time())
         with self._lock:
-            self._all.append(begun)
+            self._all.append(disturbance)
         try:
-            yield begun
+            yield disturbance
         finally:
-            begun.ended = time.time()
+            disturbance.end = time.time()
 
     def answers(self, at: float) -> bool:
         """Returns whether a disturbance explains that the coordinator answered 503 at this time."""
         with self._lock:
             return any(
                 _UNAVAILABLE & disturbance.causes
-                and disturbance.begun - _LOG_S <= at
-                and (disturbance.ended is None or at <= disturbance.ended + AFTER_S["coordinator"])
+                and disturbance.start - _LOG_S <= at
+                and (disturbance.end is None or at <= disturbance.end + AFTER_S["coordinator"])
                 for disturbance in self._all
             )
 
@@ -87,8 +87,8 @@ class Disturbances:
             return any(
                 message in disturbance.causes
                 and disturbance.device in (None, device)
-                and disturbance.begun <= at
-                and (disturbance.ended is None or at <= self._reported_by(disturbance.ended + AFTER_S[message]))
+                and disturbance.start <= at
+                and (disturbance.end is None or at <= self._reported_by(disturbance.end + AFTER_S[message]))
                 for disturbance in self._all
             )
 
@@ -98,7 +98,7 @@ class Disturbances:
         Reports wait for the agent and the coordinator, so also for later disturbances of the whole farm.
         """
         end = noticed
-        for disturbance in sorted(self._all, key=lambda disturbance: disturbance.begun):
-            if disturbance.device is None and disturbance.begun <= end:
-                end = max(end, math.inf if disturbance.ended is None else disturbance.ended + _REPORT_S)
+        for disturbance in sorted(self._all, key=lambda disturbance: disturbance.start):
+            if disturbance.device is None and disturbance.start <= end:
+                end = max(end, math.inf if disturbance.end is None else disturbance.end + _REPORT_S)
         return end

@@ -89,16 +89,16 @@ class Scene:
 
     def until_moment(self) -> None:
         """Waits for the drawn moment; if the job ended before, the fault is late but still counts."""
-        there: dict[Moment, Callable[[], bool]] = {
+        conditions: dict[Moment, Callable[[], bool]] = {
             "queued": lambda: True,
             "fetching": lambda: _filled(self._partial()),
             "pushing": lambda: any(_filled(file) for file in (self.post.files / "tmp").glob("*/file")),
             "running": lambda: self.watch.runs(self.order.tag),
             "ending": lambda: self.watch.run_count(self.order.tag) > 0 and not self.watch.runs(self.order.tag),
         }
-        self.late = not self.until(there[self.draw.moment])
+        self.late = not self.until(conditions[self.draw.moment])
         time.sleep(self.draw.delay_s)
-        self.late = self.late or self.ended()
+        self.late = self.late or self.has_ended()
 
     def until_failed(self) -> None:
         """Waits until the first attempt has failed."""
@@ -115,7 +115,7 @@ class Scene:
             if condition():
                 return True
             if now >= read + _READ_S:
-                if self.ended():
+                if self.has_ended():
                     return False
                 read = time.monotonic()
             time.sleep(look_s)
@@ -124,11 +124,11 @@ class Scene:
     def until_ended(self, seconds: float) -> bool:
         """Waits for the job's end; returns whether it ended in time."""
         end = time.monotonic() + seconds
-        while not self.ended() and time.monotonic() < end:
+        while not self.has_ended() and time.monotonic() < end:
             time.sleep(_READ_S)
-        return self.ended()
+        return self.has_ended()
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Returns whether the job is done or failed."""
         return self.row().state not in jobs.LIVE
 

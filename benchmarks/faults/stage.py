@@ -313,11 +313,11 @@ def _tag(number: int) -> str:
 
 def _registered(store: Store, count: int) -> dict[str, str]:
     """Returns tag -> device id, once all devices are registered."""
-    begun = time.time()
+    start = time.time()
 
     def named() -> dict[str, str]:
-        there = [row for row in devices.all(store) if row.last_seen >= begun]
-        return {tag: row.id for row in there for tag in row.device.tags}
+        rows = [row for row in devices.all(store) if row.last_seen >= start]
+        return {tag: row.id for row in rows for tag in row.device.tags}
 
     assert within(_START_S, lambda: len(named()) == count), f"devices that registered: {named()}"
     return named()

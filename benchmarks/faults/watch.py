@@ -48,7 +48,7 @@ class Watch:
     def __init__(self, machines: Mapping[str, Machine]) -> None:
         self._names = {_space(machine.init): device for device, machine in machines.items()}
         self._sessions: dict[tuple[str, int], Run] = {}
-        self._there: frozenset[tuple[str, int]] = frozenset()
+        self._live_sessions: frozenset[tuple[str, int]] = frozenset()
         self._late: dict[tuple[str, int], str] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
@@ -63,11 +63,11 @@ class Watch:
 
     def runs(self, tag: str) -> bool:
         """Returns whether a run of that job is alive."""
-        return any(self._sessions[session].tag == tag for session in self._there)
+        return any(self._sessions[session].tag == tag for session in self._live_sessions)
 
     def quiet(self) -> bool:
         """Returns whether nothing runs on any machine."""
-        return not self._there
+        return not self._live_sessions
 
     def run_count(self, tag: str) -> int:
         """Returns the number of observed runs of that job."""
@@ -82,12 +82,12 @@ class Watch:
     def _look(self) -> None:
         while not self._stop.wait(_LOOK_S):
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
-            there = set()
+            live_sessions = set()
             for device, pid in self._runners():
                 with contextlib.suppress(OSError, ValueError):
-                    there.add(self._note(device, pid))
-            self._there = frozenset(there)
-            for session in there - self._late.keys():
+                    live_sessions.add(self._note(device, pid))
+            self._live_sessions = frozenset(live_sessions)
+            for session in live_sessions - self._late.keys():
                 run = self._sessions[session]
                 over = now - run.born - run.limit_s
                 if over > LATEST_S:

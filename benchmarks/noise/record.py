@@ -124,10 +124,10 @@ def main() -> None:
             path = options.folder / f"{options.runtime}-{options.threads}-{condition}.jsonl.gz"
             if path.exists():
                 continue
-            begun = time.monotonic()
+            start = time.monotonic()
             with loaded(CONDITIONS[condition]):
                 rows = list(machine.rows())
-            print(f"{path.name}: {len(rows)} processes in {time.monotonic() - begun:.0f} s", flush=True)
+            print(f"{path.name}: {len(rows)} processes in {time.monotonic() - start:.0f} s", flush=True)
             # A fixed time stamp: the same rows give the same bytes.
             with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as file:
                 file.write("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode())
@@ -180,15 +180,15 @@ class Machine:
 
     def _row(self, name: str, kind: str) -> dict[str, Any]:
         plan, paths = self._plans[name, kind]
-        begun, load = time.time(), os.getloadavg()[0]
+        start, load = time.time(), os.getloadavg()[0]
         steal = getattr(psutil.cpu_times(), "steal", 0.0)
         sample = self._runtime.parse(run_plan(plan, self._build.folder, paths))
         reference, sample = sample.reference, sample.model_copy(update={"reference": None})
         return {
             "subject": name,
             "kind": kind,
-            "at": round(begun, 1),
-            "seconds": round(time.time() - begun, 2),
+            "at": round(start, 1),
+            "seconds": round(time.time() - start, 2),
             "load": load,
             "steal": round(getattr(psutil.cpu_times(), "steal", 0.0) - steal, 2),
             "sample": _compact(sample),

@@ -308,16 +308,16 @@ def report(plan: Plan, trained: Mapping[str, Mapping[str, Any]]) -> str:
     complete = complete_layouts(plan, trained)
     used = [trained[key] for key, (layout, _) in plan.all_jobs().items() if key in trained and layout in complete]
     cost = sum(row["cpu_seconds"] for row in used)
-    said = (
+    text = (
         f"{len(complete)} of {len(plan.layouts)} layouts of `{plan.space.name}` named, {plan.times} times the steps,"
         f" {plan.seeds} seeds; {len(used)} trainings in {cost:.0f} CPU seconds."
     )
     if len(complete) < _FEWEST:
-        return f"{said} No tau of fewer than {_FEWEST}.\n"
+        return f"{text} No tau of fewer than {_FEWEST}.\n"
     scales_by_name = scales(plan, trained)
     by_weights = {name: measured(plan, trained, scale, complete) for name, scale in scales_by_name.items()}
     scores = next(iter(by_weights.values()))
-    said += f"\n\n{markdown(_weightings(by_weights))}\n"
+    text += f"\n\n{markdown(_weightings(by_weights))}\n"
     by_family = [families(layout) for layout in complete]
     groups: dict[str, tuple[Calibration, list[str] | None]] = {"all": (scores, None)}
     for place, name in enumerate(("within dense and MoE", "within much and little attention")):
@@ -331,7 +331,7 @@ def report(plan: Plan, trained: Mapping[str, Mapping[str, Any]]) -> str:
         rows.append({"pairs": name, "layouts": str(len(part.short))} | _tau(agreement(part, within)))
     alone = _alone(plan, trained, next(iter(scales_by_name.values())), complete, scores.long.mean(1))
     alone += _between(plan, trained, next(iter(scales_by_name.values())), complete, scores.long.mean(1))
-    return f"{said}{markdown(rows)}\n{markdown(alone)}"
+    return f"{text}{markdown(rows)}\n{markdown(alone)}"
 
 
 def _weightings(scores: Mapping[str, Calibration]) -> list[dict[str, str]]:
@@ -344,11 +344,11 @@ def _weightings(scores: Mapping[str, Calibration]) -> list[dict[str, str]]:
 
 
 def _tau(agreed: Agreement) -> dict[str, str]:
-    said = agreed.ceiling >= _LEAST_CEILING
+    has_signal = agreed.ceiling >= _LEAST_CEILING
     return {
-        "tau": _shown(agreed.tau, agreed.tau_interval),
+        "tau": _interval_text(agreed.tau, agreed.tau_interval),
         "ceiling": f"{agreed.ceiling:.2f}",
-        "tau / ceiling": f"{agreed.share:.2f}" if said else "noise alone",
+        "tau / ceiling": f"{agreed.share:.2f}" if has_signal else "noise alone",
     }
 
 
@@ -405,7 +405,7 @@ def _score(scale: QualityScale, scores: Mapping[str, float]) -> float:
     return float(sum(weights[group] * scores[group] / scale.reference[group] for group in counted))
 
 
-def _shown(value: float, interval: tuple[float, float]) -> str:
+def _interval_text(value: float, interval: tuple[float, float]) -> str:
     return f"{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})"
 
 

@@ -155,8 +155,8 @@ def scores(suite: Suite, name: str, trained: Mapping[str, Mapping[str, Any]]) ->
             assert row is not None
             for group, score in row["scores"].items():
                 if not is_part(group):
-                    shown = f"{name}: {group.partition('/')[2]}" if group.startswith("lm/") else name
-                    groups.setdefault(shown, {}).setdefault(layout, {})[row["seed"]] = score
+                    label = f"{name}: {group.partition('/')[2]}" if group.startswith("lm/") else name
+                    groups.setdefault(label, {}).setdefault(layout, {})[row["seed"]] = score
     return groups
 
 
@@ -175,12 +175,14 @@ def report(suite: Suite, trained: Mapping[str, Mapping[str, Any]]) -> str:
             means = {layout: fmean(of.values()) for layout, of in ratios.items()}
             dimensions[group] = means
             signal = math.sqrt(max(0.0, variance(means.values()) - noise**2))
-            shown = [f"{means[layout]:.2f}" if layout in means else "-" for layout in others]
+            mean_cells = [f"{means[layout]:.2f}" if layout in means else "-" for layout in others]
             prices = suite.prices(name) or ()
             seconds = fmean(trained[run.key].get("cpu_seconds", 0.0) for run in suite.jobs(name, PUBLISHED))
             numbers = [f"{number:.2f}" for number in (signal, noise)]
             numbers += [f"{price:.2f}" for price in prices] or ["-", "-"]
-            cells.append((group, f"{fmean(published.values()):.2f}", ceiling(job), *shown, *numbers, f"{seconds:.0f}"))
+            cells.append(
+                (group, f"{fmean(published.values()):.2f}", ceiling(job), *mean_cells, *numbers, f"{seconds:.0f}")
+            )
     head = ("group", "published", "ceiling", *others, "signal", "noise", "price", "fresh seed", "CPU s")
     dimension = effective_dimension(dimensions)
     return table(head, cells) + ("" if dimension is None else f"\nEffective dimension: {dimension:.1f}.\n")

@@ -110,9 +110,9 @@ def _memory_ratios(layout: Layout, proxy: Layout, config: QualityConfig) -> Iter
         for block, short in zip(wide.mixers, narrowed.mixers, strict=True):
             deployed = _remembered(block, layout.d_model, config.context)
             if deployed:
-                ours = _remembered(short, proxy.d_model, config.length)
+                proxy_memory = _remembered(short, proxy.d_model, config.length)
                 share = deployed / (layout.d_model * config.context)
-                yield block.kind, ours / (proxy.d_model * config.length) / share
+                yield block.kind, proxy_memory / (proxy.d_model * config.length) / share
 
 
 def _remembered(block: Block, d_model: int, tokens: int) -> float:
@@ -127,14 +127,14 @@ def table(studies: Sequence[Narrowing]) -> str:
 
 
 def _row(one: Narrowing) -> dict[str, str]:
-    def shown(correlations: dict[str, float]) -> str:
+    def cell(correlations: dict[str, float]) -> str:
         return " / ".join("-" if np.isnan(value) else f"{value:.4f}" for value in correlations.values())
 
     memory = [f"{kind} {low:.2f} to {high:.2f}" for kind, (low, high) in sorted(one.memory.items())]
     return {
         "space": f"`{one.space}`",
-        "total weights, all / dense / MoE": shown(one.total),
-        "active weights, all / dense / MoE": shown(one.active),
+        "total weights, all / dense / MoE": cell(one.total),
+        "active weights, all / dense / MoE": cell(one.active),
         "references, deploy -> proxy": f"{one.gap_deploy:+.2%} -> {one.gap_proxy:+.2%}",
         "memory, proxy / deploy": ", ".join(memory),
     }

@@ -82,16 +82,16 @@ def _summary(
     layout_count: int,
     steps: int,
 ) -> str:
-    said = f"{len(rows)} of {layout_count} layouts, {steps} steps, {len(SEEDS)} seeds."
+    text = f"{len(rows)} of {layout_count} layouts, {steps} steps, {len(SEEDS)} seeds."
     if len(front) < _FEWEST:
-        return f"{said}\n"
+        return f"{text}\n"
     table = np.array([ratios[name] for name in front])
     noise = float(np.sqrt(table.var(axis=1, ddof=1).mean() / len(SEEDS)))
     spread = float(table.mean(axis=1).std(ddof=1))
     quality = [-rows[name]["coordinates"]["quality"] for name in front]
     rank = float(spearmanr(quality, table.mean(axis=1)).statistic)
     return (
-        f"{said} On the front, recall has a deviation of {spread:.3f} between layouts and of {noise:.3f} between means"
+        f"{text} On the front, recall has a deviation of {spread:.3f} between layouts and of {noise:.3f} between means"
         f" of seeds; its rank correlation with quality is {rank:.2f}.\n"
     )
 

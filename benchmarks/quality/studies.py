@@ -46,12 +46,12 @@ def study_row(report: Json) -> dict[str, str]:
         "study": report["study"],
         "space": f"`{report['space']['name']}`",
         "tried / complete": f"{report['trials']['proposed']} / {complete}",
-        "reliability": _shown(sure.get("overall")),
-        "top third": _shown(sure.get("top_third")),
-        "noise share of the front": _shown(sure.get("front_noise")),
+        "reliability": _number_text(sure.get("overall")),
+        "top third": _number_text(sure.get("top_third")),
+        "noise share of the front": _number_text(sure.get("front_noise")),
         "fresh seeds": f"{sure.get('rescored', 0)} x {sure.get('seeds', 0)}",
-        "deviation stated / seen": f"{_shown(sure.get('stated_sd'), 3)} / {_shown(sure.get('seen_sd'), 3)}",
-        "groups, effective": f"{len(scores)}, {_shown(dimension, 1)}",
+        "deviation stated / seen": f"{_number_text(sure.get('stated_sd'), 3)} / {_number_text(sure.get('seen_sd'), 3)}",
+        "groups, effective": f"{len(scores)}, {_number_text(dimension, 1)}",
         "training, s": f"{trained:.0f}",
     }
 
@@ -72,7 +72,7 @@ def scratch_store() -> Iterator[Store]:
         yield store
 
 
-def _shown(value: float | None, digits: int = 2) -> str:
+def _number_text(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 

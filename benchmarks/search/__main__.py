@@ -26,7 +26,7 @@ from benchmarks.search.timing import seconds
 from nas.search.spaces import load_space
 
 MARKS = (50, 100, 200)
-OURS = "ehvi"
+EHVI = "ehvi"
 _ASKED_FOR = ("gp", "oracle")
 """Engines that run only where they are named."""
 
@@ -51,8 +51,8 @@ def packed(args: argparse.Namespace) -> int:
 
 def reported(args: argparse.Namespace) -> int:
     results = {key: data for path in args.results for key, data in read(path).items()}
-    figures = report(results, MARKS, OURS)
-    print(tables(figures, OURS) if args.markdown else json.dumps(figures, indent=1))
+    figures = report(results, MARKS, EHVI)
+    print(tables(figures, EHVI) if args.markdown else json.dumps(figures, indent=1))
     return 0
 
 
@@ -112,19 +112,19 @@ def main() -> int:
     packing.add_argument("file", type=Path, help="to write: NAME.jsonl.gz")
     packing.add_argument("--rename", nargs="+", default=[], metavar="ENGINE=NAME", help="names of engines in the file")
     packing.set_defaults(call=packed)
-    shown = verbs.add_parser("report", help="figures of results")
-    shown.add_argument("results", type=Path, nargs="+", help="folders, or files that `pack` wrote")
-    shown.add_argument("--markdown", action="store_true", help="tables of docs/measured/search-engine.md, not JSON")
-    shown.set_defaults(call=reported)
+    reporting = verbs.add_parser("report", help="figures of results")
+    reporting.add_argument("results", type=Path, nargs="+", help="folders, or files that `pack` wrote")
+    reporting.add_argument("--markdown", action="store_true", help="tables of docs/measured/search-engine.md, not JSON")
+    reporting.set_defaults(call=reported)
     clock = verbs.add_parser("time", help="CPU seconds a proposal")
     clock.add_argument("--problems", nargs="+", default=["hybrid", "five"], choices=list(FAMILY))
-    clock.add_argument("--proposer", default=OURS)
+    clock.add_argument("--proposer", default=EHVI)
     clock.add_argument("--told", type=int, nargs="+", default=[100, 500, 2000])
     clock.set_defaults(call=clocked)
     model = verbs.add_parser("models", help="errors and calibration of surrogates")
     model.add_argument("--out", type=Path, required=True, help="folder of histories and results, to continue from")
     model.add_argument("--problems", nargs="+", default=list(FAMILY), choices=list(FAMILY))
-    model.add_argument("--engines", nargs="+", default=[OURS])
+    model.add_argument("--engines", nargs="+", default=[EHVI])
     model.add_argument("--first", type=int, default=0, help="least seed")
     model.add_argument("--seeds", type=int, default=1)
     model.add_argument("--told", type=int, default=100, help="observations in each history")
@@ -134,12 +134,12 @@ def main() -> int:
     again.add_argument("recorded", type=Path, help="a report of `nas study export -f json`, or a table of reports")
     again.add_argument("--space", help="name or file; the study's own name of it if left out")
     again.add_argument("--evaluations", type=int, default=100, help="layouts that each engine is asked for")
-    again.add_argument("--engines", nargs="+", default=["random", "evolution", "nsga2", "tpe", OURS])
+    again.add_argument("--engines", nargs="+", default=["random", "evolution", "nsga2", "tpe", EHVI])
     again.add_argument("--seeds", type=int, default=10)
     again.set_defaults(call=replayed)
     climb = verbs.add_parser("fidelity", help="policies of the ladder against training everybody to the top")
     climb.add_argument("--problems", nargs="+", default=list(fidelity.PROBLEMS), choices=list(FAMILY))
-    climb.add_argument("--engine", default=OURS, choices=["ehvi", "evolution", "random"])
+    climb.add_argument("--engine", default=EHVI, choices=["ehvi", "evolution", "random"])
     climb.add_argument("--first", type=int, default=1000, help="least seed; policies are developed below 1000")
     climb.add_argument("--seeds", type=int, default=10)
     climb.add_argument("--pool", type=int, default=128, help="candidates scored per proposal")

@@ -66,6 +66,6 @@ def _arithmetic(block: Block, d_model: int) -> tuple[float, float, float, float,
     spec = block.spec
     count = spec.count(block, d_model)
     stored_bytes = spec.kv_bytes(block, d_model, CONTEXT, 2.0) + spec.state_bytes(block, d_model)
-    arguments = dict(block.given)
+    arguments = dict(block.args)
     width = float(arguments.get("width") or d_model) * float(arguments.get("top_k") or 1)
     return count.total, count.active, stored_bytes, spec.flops(block, d_model, PROMPT), width

@@ -52,7 +52,7 @@ def compare(
 
 
 def _run(instance: RungProblem, policy: str, engine: str, pool: int, whole: int) -> dict[str, Any]:
-    begun, budget = time.process_time(), whole * instance.whole_s
+    start, budget = time.process_time(), whole * instance.whole_s
     study = Study(instance, policy, engine, pool, workers=4).run(budget)
     return {
         "problem": instance.problem.name,
@@ -61,7 +61,7 @@ def _run(instance: RungProblem, policy: str, engine: str, pool: int, whole: int)
         "policy": policy,
         "hypervolume": {f"{part:g}": study.volume(part * budget) for part in _PARTS},
         "reached": dict(study.reached),
-        "cpu_s": round(time.process_time() - begun, 1),
+        "cpu_s": round(time.process_time() - start, 1),
     }
 
 
@@ -102,14 +102,14 @@ def table(report: dict[str, Any]) -> str:
     """Returns the gains as a Markdown table."""
     lines = []
     for row in report["gains"]:
-        gains = [_shown(row.get(f"gain@{part:g}"), part == _PARTS[-1]) for part in _PARTS]
+        gains = [_gain_text(row.get(f"gain@{part:g}"), part == _PARTS[-1]) for part in _PARTS]
         counts = (f"{row['entered']:.0f}", f"{row['complete']:.0f}")
         lines.append([f"`{row['problem']}`", row["policy"], *counts, *gains])
     head = ("problem", "policy", "proposed", "complete", "gain @25 %", "@50 %", "@100 % (95 %)")
     return page.table(head, lines)
 
 
-def _shown(gain: dict[str, float] | None, whole: bool) -> str:
+def _gain_text(gain: dict[str, float] | None, whole: bool) -> str:
     if gain is None:
         return ""
     between = f" ({gain['low']:+.1%} to {gain['high']:+.1%})" if whole and "low" in gain else ""

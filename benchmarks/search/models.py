@@ -81,16 +81,16 @@ def _stored(path: Path, make: Any, say: Any) -> dict[str, Any]:
 
 def _history(folder: Path, name: str, seed: int, observed: int) -> dict[str, Any]:
     """Returns the observations of a run of `ehvi`; its state is stored after each: a killed process repeats little."""
-    problem, begun = Problem(name, seed), folder / f"{name}.{seed}.partial"
+    problem, state_file = Problem(name, seed), folder / f"{name}.{seed}.partial"
     proposer = make_proposer(Sampler(problem.space), "ehvi", seed)
     proposer.fix_reference_point(problem.reference_point)
-    if begun.exists():
-        proposer.restore(json.loads(begun.read_text()))
+    if state_file.exists():
+        proposer.restore(json.loads(state_file.read_text()))
     while len(proposals := proposer.state()["proposals"]) < observed:
         proposer.tell(problem.observe(proposer.ask(1)[0].layout))
         if len(proposals) % _KEPT_EVERY == 0:
-            begun.write_text(json.dumps(proposer.state()))
-    begun.unlink(missing_ok=True)
+            state_file.write_text(json.dumps(proposer.state()))
+    state_file.unlink(missing_ok=True)
     return {"layouts": [Layout.from_json(proposal["layout"]).format() for proposal in proposals]}
 
 
@@ -101,10 +101,10 @@ def _checked(name: str, seed: int, engine: str, history: Mapping[str, Any]) -> d
     assert isinstance(proposer, EhviSearch), f"{engine} has no surrogate"
     proposer.fix_reference_point(problem.reference_point)
     observations = [problem.observe(Layout.parse(text)) for text in history["layouts"]]
-    for seen in observations:
-        proposer.tell(seen)
-    seen_ids = {seen.layout.id for seen in observations}
-    begun = time.process_time()
+    for observation in observations:
+        proposer.tell(observation)
+    seen_ids = {observation.layout.id for observation in observations}
+    start = time.process_time()
     surrogate = proposer.surrogate()
     result: dict[str, Any] = {"problem": name, "engine": engine, "seed": seed, "told": len(observations)}
     sets = {"near": _near(problem, sampler, observations, seen_ids), "random": _random(problem, sampler, seen_ids)}
@@ -120,7 +120,7 @@ def _checked(name: str, seed: int, engine: str, history: Mapping[str, Any]) -> d
                 result |= _scores(place, true, mean[:, column], sd[:, column])
             elif target in BUDGETS:
                 result[f"{target}_{place}"] = float(np.sqrt(((true - mean[:, column]) ** 2).mean()) / true.std())
-    return result | {"cpu_s": time.process_time() - begun}
+    return result | {"cpu_s": time.process_time() - start}
 
 
 def _scores(place: str, true: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> dict[str, float]:
@@ -139,7 +139,11 @@ def _scores(place: str, true: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> d
 
 def _near(problem: Problem, sampler: Sampler, observations: Sequence[Observation], seen_ids: set[str]) -> list[Layout]:
     """Returns single edits of the layouts on the history's front that truly keep the budgets."""
-    inside = [(seen.layout, point) for seen in observations if (point := problem.point(seen.layout)) is not None]
+    inside = [
+        (observation.layout, point)
+        for observation in observations
+        if (point := problem.point(observation.layout)) is not None
+    ]
     best = front_mask([point for _, point in inside])
     front = [layout for (layout, _), on in zip(inside, best, strict=True) if on]
     rng = np.random.default_rng([103, problem.seed])

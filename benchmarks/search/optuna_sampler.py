@@ -189,8 +189,8 @@ class OptunaSearch(BaseProposer):
             optuna.logging.set_verbosity(optuna.logging.WARNING)
             directions = [optuna.study.StudyDirection.MINIMIZE] * len(self.log.objectives)
             self._study = optuna.create_study(directions=directions, sampler=self._factory(self.log.seed))
-            for _, seen in sorted(self.log.earlier.items()):
-                self._report(seen)
+            for _, observation in sorted(self.log.earlier.items()):
+                self._report(observation)
             # They are of another study: this one may propose them and report its own results.
             self._trials.clear()
             self._reports.clear()
@@ -209,48 +209,48 @@ class OptunaSearch(BaseProposer):
         """Reports new final observations to Optuna in the order of proposals; returns their layouts' ids."""
         numbers = {proposal.layout.id: proposal.number for proposal in self.log.proposals}
         fresh = [
-            seen
-            for seen in self.log.sorted_observations()
-            if seen.status != "running" and seen.layout.id not in self._reports
+            observation
+            for observation in self.log.sorted_observations()
+            if observation.status != "running" and observation.layout.id not in self._reports
         ]
-        fresh.sort(key=lambda seen: (numbers.get(seen.layout.id, -1), seen.layout.id))
-        for seen in fresh:
-            self._report(seen)
-        return [seen.layout.id for seen in fresh]
+        fresh.sort(key=lambda observation: (numbers.get(observation.layout.id, -1), observation.layout.id))
+        for observation in fresh:
+            self._report(observation)
+        return [observation.layout.id for observation in fresh]
 
-    def _report(self, seen: Observation) -> None:
+    def _report(self, observation: Observation) -> None:
         """Reports one observation to Optuna; for a layout that was not proposed, a trial is created."""
         study = self._live()
-        self._reports[seen.layout.id] = seen
-        trial = self._trials.get(seen.layout.id)
+        self._reports[observation.layout.id] = observation
+        trial = self._trials.get(observation.layout.id)
         if trial is None:
-            if not self.sampler.admits(seen.layout):
+            if not self.sampler.admits(observation.layout):
                 return
-            study.enqueue_trial(self._encoding.encode(seen.layout, np.random.default_rng([self.log.seed, 2])))
+            study.enqueue_trial(self._encoding.encode(observation.layout, np.random.default_rng([self.log.seed, 2])))
             trial = study.ask(self._encoding.distributions)
-            self._trials[seen.layout.id] = trial
-        for name, value in self._constraints(seen).items():
+            self._trials[observation.layout.id] = trial
+        for name, value in self._constraints(observation).items():
             trial.set_constraint(name, value)
-        values = self._values(seen)
+        values = self._values(observation)
         if values is None:
             study.tell(trial, state=_failed())
         else:
             study.tell(trial, values)
 
-    def _constraints(self, seen: Observation) -> Mapping[str, float]:
+    def _constraints(self, observation: Observation) -> Mapping[str, float]:
         """Returns constraints by budget; or the worst, 0 where none is known: references are exempt."""
         if self._one_constraint:
-            return {"budgets": max(seen.constraints.values(), default=0.0)}
-        return seen.constraints
+            return {"budgets": max(observation.constraints.values(), default=0.0)}
+        return observation.constraints
 
-    def _values(self, seen: Observation) -> list[float] | None:
+    def _values(self, observation: Observation) -> list[float] | None:
         """Returns all objectives, missing ones as the worst so far; None for layouts that failed or were stopped."""
-        if seen.status not in ("complete", "infeasible"):
+        if observation.status not in ("complete", "infeasible"):
             return None
         values = []
         for name in self.log.objectives:
             column = [other.objectives[name] for other in self._reports.values() if name in other.objectives]
-            values.append(seen.objectives.get(name, max(column, default=0.0)))
+            values.append(observation.objectives.get(name, max(column, default=0.0)))
         return values
 
 

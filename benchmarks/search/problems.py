@@ -87,11 +87,11 @@ class Problem:
         rng = np.random.default_rng([73, self.seed, int(layout.id[:12], 16)])
         truth = self.truth(layout)
         spread = {name: self.kind.device_noise for name in truth} | {"quality": self._quality_sd}
-        seen = {name: value + spread[name] * float(rng.standard_normal()) for name, value in truth.items()}
-        seen["size"] = truth["size"]  # nobody measures a file's size with error
-        constraints = self._excess(seen)
+        figures = {name: value + spread[name] * float(rng.standard_normal()) for name, value in truth.items()}
+        figures["size"] = truth["size"]  # nobody measures a file's size with error
+        constraints = self._excess(figures)
         broken = max(constraints.values()) > 0
-        objectives = {name: seen[name] for name in self.axes if not (name == "quality" and broken and gated)}
+        objectives = {name: figures[name] for name in self.axes if not (name == "quality" and broken and gated)}
         if broken and gated:
             return Observation(layout, "infeasible", objectives, constraints)
         return Observation(layout, "complete", objectives, constraints, rung=len(self.space.quality.rungs) - 1)

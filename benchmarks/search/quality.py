@@ -109,7 +109,7 @@ class Circuit:
 
     def _fed(self, ffn: Block, d_model: int, height: float) -> float:
         """Returns the strength of a feed-forward: its width, for experts with diminishing returns of their number."""
-        arguments = dict(ffn.given)
+        arguments = dict(ffn.args)
         width = float(arguments["width"])
         if ffn.kind == "moe":
             top = float(arguments["top_k"])
@@ -136,7 +136,7 @@ class Circuit:
         rng = self._random(mixer.format())
         size = 1.0
         for name, scale in (("kv_heads", 8), ("kernel", 5), ("window", 256), ("state", 64)):
-            if (value := dict(mixer.given).get(name)) is not None:
+            if (value := dict(mixer.args).get(name)) is not None:
                 size *= (float(value) / scale) ** 0.25
         return size * float(rng.uniform(0.85, 1.15))
 

@@ -76,11 +76,11 @@ def table(studies: Iterable[Recorded]) -> Table:
     observations: dict[Layout, Observation] = {}
     references: dict[Layout, Observation] = {}
     for row in (row for study in tables for row in study["told"]):
-        seen = observation(row)
+        outcome = observation(row)
         if row["origin"] == "reference":
-            references.setdefault(seen.layout, seen)
-        elif counts(row) and _reach(seen) > _reach(observations.get(seen.layout)):
-            observations[seen.layout] = seen
+            references.setdefault(outcome.layout, outcome)
+        elif counts(row) and _reach(outcome) > _reach(observations.get(outcome.layout)):
+            observations[outcome.layout] = outcome
     point = worst_point(tables)
     names = tuple(study["study"] for study in tables)
     return Table(tables[0]["space"], names, observations, tuple(references.values()), point)
@@ -114,7 +114,7 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def _reach(seen: Observation | None) -> tuple[int, int]:
-    if seen is None:
+def _reach(outcome: Observation | None) -> tuple[int, int]:
+    if outcome is None:
         return (-1, -1)
-    return (int(seen.status == "complete"), -1 if seen.rung is None else seen.rung)
+    return (int(outcome.status == "complete"), -1 if outcome.rung is None else outcome.rung)

@@ -86,11 +86,11 @@ def replay(
         runs = [_run(table, space, proposer, seed, count) for seed in range(seeds)]
         shares = [[_volume(run[:mark], space, corner) / whole for run in runs] for mark in marks]
         results[name] = [round(statistics.fmean(share), 4) for share in shares]
-    ended = Counter(seen.status for seen in table.observations.values())
+    counts = Counter(observation.status for observation in table.observations.values())
     return {
         "studies": list(table.studies),
         "layouts": len(table.observations),
-        "ended": dict(sorted(ended.items())),
+        "ended": dict(sorted(counts.items())),
         "hypervolume": whole,
         "after": marks,
         "seeds": seeds,
@@ -104,16 +104,16 @@ def _run(table: Table, space: SearchSpace, proposer_name: str, seed: int, count:
     for reference in table.references:
         proposer.tell(reference)
     proposer.fix_reference_point(table.reference_point)
-    seen: list[Observation] = []
-    while len(seen) < count and (proposals := proposer.ask(1)):
+    observations: list[Observation] = []
+    while len(observations) < count and (proposals := proposer.ask(1)):
         layout = proposals[0].layout
         proposer.tell(table.observations[layout])
-        seen.append(table.observations[layout])
+        observations.append(table.observations[layout])
         sampler.drop(layout)
-    return seen
+    return observations
 
 
-def _volume(seen: Sequence[Observation], space: SearchSpace, corner: list[float]) -> float:
+def _volume(observations: Sequence[Observation], space: SearchSpace, corner: list[float]) -> float:
     names = [objective.name for objective in space.objectives]
-    complete = [observation.objectives for observation in seen if observation.status == "complete"]
+    complete = [observation.objectives for observation in observations if observation.status == "complete"]
     return hypervolume([[point[name] for name in names] for point in complete], corner)

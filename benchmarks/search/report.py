@@ -20,7 +20,7 @@ ALL = "all"
 """Stands for every problem at once."""
 
 
-def report(results: Results, marks: tuple[int, ...], ours: str) -> dict[str, Any]:
+def report(results: Results, marks: tuple[int, ...], candidate: str) -> dict[str, Any]:
     """Returns all figures as JSON; docs/measured/search-engine.md explains them."""
     shares = fractions(results, marks)
     problems = sorted({problem for problem, _, _ in shares})
@@ -36,9 +36,9 @@ def report(results: Results, marks: tuple[int, ...], ours: str) -> dict[str, Any
             | {f"@{mark}": _summary(list(by_seed.values())) for mark, by_seed in by_mark.items()}
             for problem, engine, by_mark in _of_oracle(shares)
         ],
-        "former": [gain for mark in marks for gain in _former(shares, mark, ours)],
-        "leads": [lead for problem in problems for mark in marks if (lead := _lead(shares, problem, mark, ours))],
-        "parallel": [loss for mark in marks for loss in _losses(shares, problems, mark, ours)],
+        "former": [gain for mark in marks for gain in _former(shares, mark, candidate)],
+        "leads": [lead for problem in problems for mark in marks if (lead := _lead(shares, problem, mark, candidate))],
+        "parallel": [loss for mark in marks for loss in _losses(shares, problems, mark, candidate)],
     }
 
 
@@ -80,14 +80,14 @@ def fractions(results: Results, marks: tuple[int, ...]) -> Fractions:
     return shares
 
 
-def _lead(shares: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any] | None:
-    """Returns ours minus the best baseline, seed by seed; baselines without all seeds of ours do not count."""
-    mine = shares.get((problem, ours, 1), {}).get(mark, {})
+def _lead(shares: Fractions, problem: str, mark: int, candidate: str) -> dict[str, Any] | None:
+    """Returns the candidate minus the best baseline, seed by seed; baselines without all of its seeds do not count."""
+    mine = shares.get((problem, candidate, 1), {}).get(mark, {})
     others = {
         engine: by_mark[mark]
         for (name, engine, workers), by_mark in shares.items()
         if name == problem
-        and not _is_ours(engine, ours)
+        and not _is_ours(engine, candidate)
         and workers == 1
         and by_mark.get(mark, {}).keys() >= mine.keys()
     }
@@ -98,37 +98,37 @@ def _lead(shares: Fractions, problem: str, mark: int, ours: str) -> dict[str, An
     return {"problem": problem, "evaluations": mark, "over": best} | interval(paired)
 
 
-def _is_ours(engine: str, ours: str) -> bool:
-    """Returns whether an engine is no baseline: ours, another form of it, or the oracle."""
-    return engine == ORACLE or engine.startswith(ours)
+def _is_ours(engine: str, candidate: str) -> bool:
+    """Returns whether an engine is no baseline: the candidate, another form of it, or the oracle."""
+    return engine == ORACLE or engine.startswith(candidate)
 
 
-def _former(shares: Fractions, mark: int, ours: str) -> Iterator[dict[str, Any]]:
-    """Yields the gain over each other form of ours: the mean over all pairs of runs on one instance."""
-    for other in sorted({engine for _, engine, _ in shares if _is_ours(engine, ours)} - {ours, ORACLE}):
+def _former(shares: Fractions, mark: int, candidate: str) -> Iterator[dict[str, Any]]:
+    """Yields the gain over each other form of the candidate: the mean over all pairs of runs on one instance."""
+    for other in sorted({engine for _, engine, _ in shares if _is_ours(engine, candidate)} - {candidate, ORACLE}):
         gains = [
             share - by_mark[mark][seed]
             for (problem, engine, workers), by_mark in shares.items()
             if (engine, workers) == (other, 1)
-            for seed, share in shares.get((problem, ours, 1), {}).get(mark, {}).items()
+            for seed, share in shares.get((problem, candidate, 1), {}).get(mark, {}).items()
             if seed in by_mark.get(mark, {})
         ]
         if gains:
             yield {"over": other, "evaluations": mark, "better": sum(gain > 0 for gain in gains)} | interval(gains)
 
 
-def _losses(shares: Fractions, problems: list[str], mark: int, ours: str) -> Iterator[dict[str, Any]]:
+def _losses(shares: Fractions, problems: list[str], mark: int, candidate: str) -> Iterator[dict[str, Any]]:
     """Yields the relative loss of eight workers compared with one, on each problem and over all pairs of runs."""
-    pairs = {problem: paired for problem in problems if (paired := _paired(shares, problem, mark, ours))}
+    pairs = {problem: paired for problem in problems if (paired := _paired(shares, problem, mark, candidate))}
     for problem, paired in pairs.items():
         yield {"problem": problem, "evaluations": mark, "workers": 8} | interval(paired)
     if pairs:
         yield {"problem": ALL, "evaluations": mark, "workers": 8} | interval([*chain(*pairs.values())])
 
 
-def _paired(shares: Fractions, problem: str, mark: int, ours: str) -> list[float]:
-    alone = shares.get((problem, ours, 1), {}).get(mark, {})
-    together = shares.get((problem, ours, 8), {}).get(mark, {})
+def _paired(shares: Fractions, problem: str, mark: int, candidate: str) -> list[float]:
+    alone = shares.get((problem, candidate, 1), {}).get(mark, {})
+    together = shares.get((problem, candidate, 8), {}).get(mark, {})
     return [1 - together[seed] / alone[seed] for seed in alone.keys() & together.keys() if alone[seed]]
 
 

@@ -55,7 +55,7 @@ class Study:
         self._proposer.fix_reference_point(problem.reference_point)
         self._ladder = Ladder(POLICIES[self.policy])
         self._layouts: list[Layout] = []
-        self._seen: list[Observation] = []
+        self._observations: list[Observation] = []
         self._ready: deque[tuple[int, int]] = deque()
         self._running: list[tuple[float, int, int, float]] = []
         for name, layout in enumerate(problem.space.references.layouts().values()):
@@ -91,7 +91,7 @@ class Study:
         if not proposals:
             return None
         self._layouts.append(proposals[0].layout)
-        self._seen.append(Observation(proposals[0].layout, "running"))
+        self._observations.append(Observation(proposals[0].layout, "running"))
         self._ladder.enter(len(self._layouts) - 1)
         return len(self._layouts) - 1, _ENTER
 
@@ -99,10 +99,10 @@ class Study:
         layout = self._layouts[trial]
         self.reached[_name(stage)] += 1
         if stage == _ENTER:
-            seen = self.rungs.problem.observe(layout)
-            device_figures = {name: value for name, value in seen.objectives.items() if name != "quality"}
-            broken = seen.status == "infeasible"
-            self._seen[trial] = Observation(layout, "running", device_figures, seen.constraints)
+            observation = self.rungs.problem.observe(layout)
+            device_figures = {name: value for name, value in observation.objectives.items() if name != "quality"}
+            broken = observation.status == "infeasible"
+            self._observations[trial] = Observation(layout, "running", device_figures, observation.constraints)
             self._tell(trial, "infeasible" if broken else "running")
             if broken:
                 self._ladder.leave(trial)
@@ -113,11 +113,11 @@ class Study:
             self._tell(trial, "complete")
             self.points.append((self.spent, self.rungs.problem.point(layout)))
         else:
-            seen = self._seen[trial]
-            values = {**seen.objectives, "quality": self.rungs.quality(layout, stage)}
+            observation = self._observations[trial]
+            values = {**observation.objectives, "quality": self.rungs.quality(layout, stage)}
             self._ladder.finish(trial, stage, self._arrival(layout, stage))
             noise = {"quality": math.hypot(self.rungs.sd(stage), self._ladder.noise(stage))}
-            self._seen[trial] = Observation(layout, "running", values, seen.constraints, stage, noise)
+            self._observations[trial] = Observation(layout, "running", values, observation.constraints, stage, noise)
             self._tell(trial, "running")
             if stage == self._ladder.top:
                 self._ready.append((trial, _CONFIRM))
@@ -126,8 +126,17 @@ class Study:
         return (*self.rungs.rung_s, CONFIRM_S, ENTER_S)[stage]
 
     def _tell(self, trial: int, status: Any) -> None:
-        seen = self._seen[trial]
-        self._proposer.tell(Observation(seen.layout, status, seen.objectives, seen.constraints, seen.rung, seen.noise))
+        observation = self._observations[trial]
+        self._proposer.tell(
+            Observation(
+                observation.layout,
+                status,
+                observation.objectives,
+                observation.constraints,
+                observation.rung,
+                observation.noise,
+            )
+        )
 
     def _arrival(self, layout: Layout, rung: int) -> tuple[float, ...]:
         problem = self.rungs.problem

@@ -96,7 +96,7 @@ def run(problem: Problem, engine: str, evaluations: int, workers: int = 1) -> Ru
     clock = np.random.default_rng([89, problem.seed])
     points: list[list[float] | None] = []
     costs = [0.0]
-    begun, measuring = time.process_time(), 0.0
+    start, measuring = time.process_time(), 0.0
     waiting: list[tuple[float, int, Proposal]] = []
     now, proposed = 0.0, 0
     while costs[-1] < evaluations:
@@ -107,13 +107,13 @@ def run(problem: Problem, engine: str, evaluations: int, workers: int = 1) -> Ru
             break  # the space has no more layouts
         now, _, proposal = heapq.heappop(waiting)
         at = time.process_time()
-        seen = problem.observe(proposal.layout, gated=mode != "ungated")
+        observation = problem.observe(proposal.layout, gated=mode != "ungated")
         points.append(problem.point(proposal.layout))
         measuring += time.process_time() - at
-        proposer.tell(seen)
-        costs.append(costs[-1] + _cost(seen, mode))
-    return Run(points, costs[1:], (time.process_time() - begun - measuring) / max(1, proposed))
+        proposer.tell(observation)
+        costs.append(costs[-1] + _cost(observation, mode))
+    return Run(points, costs[1:], (time.process_time() - start - measuring) / max(1, proposed))
 
 
-def _cost(seen: Observation, mode: str) -> float:
-    return _CHEAP if mode == "cheap" and seen.status == "infeasible" else 1.0
+def _cost(observation: Observation, mode: str) -> float:
+    return _CHEAP if mode == "cheap" and observation.status == "infeasible" else 1.0

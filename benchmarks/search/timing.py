@@ -28,9 +28,9 @@ def seconds(problem_name: str, proposer_name: str, observed: int) -> dict[str, A
         proposer.tell(problem.observe(sampler.draw(rng)))
     spent = []
     for _ in range(_PROPOSALS):
-        begun = time.process_time()
+        start = time.process_time()
         proposals = proposer.ask(1)
-        spent.append(time.process_time() - begun)
+        spent.append(time.process_time() - start)
         proposer.tell(problem.observe(proposals[0].layout))
     return {
         "problem": problem_name,

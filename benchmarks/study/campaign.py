@@ -56,9 +56,9 @@ class Campaign:
         """
         unfinished = self.tell(planned)
         for index, terms in enumerate(unfinished):
-            begun = time.monotonic()
+            start = time.monotonic()
             self._finish(terms)
-            took = show_duration(time.monotonic() - begun)
+            took = show_duration(time.monotonic() - start)
             self._say(f"{terms.study}: done in {took}; {self._time_left(unfinished[index + 1 :]).text} left")
 
     def tell(self, planned: Sequence[Terms]) -> list[Terms]:

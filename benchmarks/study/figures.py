@@ -46,13 +46,13 @@ def complete(study: Recorded) -> list[Row]:
 def curve(study: Recorded, corner: Mapping[str, float], by: str) -> list[tuple[float, float]]:
     """Returns (position, hypervolume) after each trial."""
     rows = proposed(study)
-    seen: list[Row] = []
+    history: list[Row] = []
     spent, points = 0.0, []
     for number, row in enumerate(rows, 1):
         spent += row["stage_seconds"].get("measure", 0.0)
-        seen.append(row)
+        history.append(row)
         at = {"trial": float(number), "device_s": spent}[by]
-        points.append((at, volume((row for row in seen if row["status"] == "complete" and counts(row)), corner)))
+        points.append((at, volume((row for row in history if row["status"] == "complete" and counts(row)), corner)))
     return points
 
 
@@ -128,10 +128,10 @@ def _front_rows(studies: Iterable[Recorded]) -> list[Row]:
 
 def _stacks(studies: Sequence[Recorded]) -> dict[str, Stacks]:
     """Returns statistics of the layouts of the union front and of all proposals."""
-    tried = {row["layout"] for study in studies for row in proposed(study)}
+    proposals = {row["layout"] for study in studies for row in proposed(study)}
     at_random = {row["layout"] for study in studies if study["engine"] == "random" for row in proposed(study)}
     front = {row["layout"] for row in _front_rows(studies)}
-    groups = {"front": front, "proposed": tried, "random": at_random}
+    groups = {"front": front, "proposed": proposals, "random": at_random}
     return {name: built_of([Layout.parse(text) for text in sorted(group)]) for name, group in groups.items() if group}
 
 

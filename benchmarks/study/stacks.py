@@ -42,8 +42,8 @@ class Stacks:
 def built_of(layouts: Sequence[Layout]) -> Stacks:
     """Returns statistics of `layouts`; at least one."""
     counted = [_at_heights(layout) for layout in layouts]
-    kinds = sorted({kind for heights in counted for there in heights.values() for kind in there})
-    numbers = [Counter(kind for there in heights.values() for kind in there.elements()) for heights in counted]
+    kinds = sorted({kind for heights in counted for counts in heights.values() for kind in counts})
+    numbers = [Counter(kind for counts in heights.values() for kind in counts.elements()) for heights in counted]
     return Stacks(
         layouts=len(layouts),
         depth=statistics.fmean(layout.depth for layout in layouts),
@@ -60,11 +60,13 @@ def _at_heights(layout: Layout) -> dict[str, Counter[str]]:
     counts = {height: Counter[str]() for height in HEIGHTS}
     for index in range(layout.depth):
         height = HEIGHTS[int((index + 0.5) / layout.depth * len(HEIGHTS))]
-        counts[height].update(mixer.kind for mixer in layout.own(index).mixers)
+        counts[height].update(mixer.kind for mixer in layout.layer_at(index).mixers)
     return counts
 
 
 def _shares(counted: Sequence[Counter[str]], kinds: Sequence[str]) -> dict[str, float]:
     """Returns kind -> mean share of the layers in a third, over the layouts with a layer in it."""
-    there = [count for count in counted if count.total()]
-    return {kind: statistics.fmean(count[kind] / count.total() for count in there) if there else 0.0 for kind in kinds}
+    counts = [count for count in counted if count.total()]
+    return {
+        kind: statistics.fmean(count[kind] / count.total() for count in counts) if counts else 0.0 for kind in kinds
+    }

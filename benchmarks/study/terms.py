@@ -10,9 +10,9 @@ import yaml
 
 from nas.search.spaces import space_text
 
-OURS = "ehvi"
-ENGINES = (OURS, "optuna-nsga2", "random", "cache-evolution")
-CALLED = {OURS: "ours", "optuna-nsga2": "NSGA-II", "random": "random", "cache-evolution": "STAR's way"}
+EHVI = "ehvi"
+ENGINES = (EHVI, "optuna-nsga2", "random", "cache-evolution")
+CALLED = {EHVI: "ours", "optuna-nsga2": "NSGA-II", "random": "random", "cache-evolution": "STAR's way"}
 """Engine -> what the page calls it."""
 
 

@@ -186,7 +186,7 @@ async def _run(
     todo = [place for place in _order(len(artifacts) // len(RUNTIME_SPACES), targets, rounds)]
     missing = [(layout, target, number) for layout, target, number in todo if (layout, target.name, number) not in done]
     say(f"{len(todo)} measurements, {len(missing)} missing")
-    begun = time.monotonic()
+    start = time.monotonic()
     with (folder / "measurements.jsonl").open("a") as file:
         for count, (layout, target, number) in enumerate(missing):
             if time.monotonic() > ends:
@@ -197,7 +197,7 @@ async def _run(
             file.flush()
             os.fsync(file.fileno())
             if count % 50 == 49:
-                pace = (time.monotonic() - begun) / (count + 1)
+                pace = (time.monotonic() - start) / (count + 1)
                 say(f"{count + 1} measured, {pace:.2f} s each, {pace * (len(missing) - count - 1) / 60:.0f} min to go")
 
 

@@ -42,8 +42,8 @@ class Errors:
     spearman: float
 
     def __str__(self) -> str:
-        shown = "-" if math.isnan(self.spearman) else f"{self.spearman:.2f}"
-        return f"{self.mape:.1%}, {shown}"
+        spearman = "-" if math.isnan(self.spearman) else f"{self.spearman:.2f}"
+        return f"{self.mape:.1%}, {spearman}"
 
 
 def errors_of(forecast: Array, logs: Array) -> Errors:
@@ -121,11 +121,11 @@ def leave_one_target_out(
             errors: dict[str, list[Errors]] = {}
             for split in range(_SPLITS):
                 drawn = np.random.default_rng(split).permutation(len(layouts))
-                seen, unseen = drawn[:count], drawn[count:]
-                few = Measured([layouts[row] for row in seen], logs[seen, place], np.full(count, spread[place]))
-                tests = [layouts[row] for row in unseen]
+                sample, rest = drawn[:count], drawn[count:]
+                few = Measured([layouts[row] for row in sample], logs[sample, place], np.full(count, spread[place]))
+                tests = [layouts[row] for row in rest]
                 for way, forecast in forecasts(costs, models, few).items():
-                    errors.setdefault(way, []).append(errors_of(forecast(tests), logs[unseen, place]))
+                    errors.setdefault(way, []).append(errors_of(forecast(tests), logs[rest, place]))
             result.setdefault(name, {})[count] = {way: mean_errors(rows) for way, rows in errors.items()}
     return result
 
@@ -210,8 +210,8 @@ def report_errors(draws: int = 3) -> list[ReportErrors]:
             others = [place for place in range(len(names)) if place != out]
             for count in (MIN_POINTS, 5, 8, 12, len(others)):
                 for draw in range(draws if count < len(others) else 1):
-                    seen = np.random.default_rng([out, draw]).permutation(others)[:count]
-                    few = Measured([layouts[names[row]] for row in seen], phone[seen], deviations[seen])
+                    sample = np.random.default_rng([out, draw]).permutation(others)[:count]
+                    few = Measured([layouts[names[row]] for row in sample], phone[sample], deviations[sample])
                     forecast = base.moved(few).predict([layouts[name]]).mean[0]
                     forecasts_, truths = moved.setdefault(count, ([], []))
                     forecasts_.append(float(forecast))

@@ -167,10 +167,10 @@ def _correlations(study: Table) -> Iterator[str]:
     for place, target in enumerate(study.targets):
         if target.repeats:
             other = names.index(target.repeats)
-            seen, expected = figures.repeated(study.times("latency"), place, other)
+            deviation, expected = figures.repeated(study.times("latency"), place, other)
             yield (
                 f"{target.name} is the same build with as many threads as {target.repeats}: their means differ by "
-                f"{seen:.1%} (standard deviation of one), where noise between rounds alone makes {expected:.1%}.\n"
+                f"{deviation:.1%} (standard deviation of one), where noise between rounds alone makes {expected:.1%}.\n"
             )
 
 

@@ -130,7 +130,7 @@ class Agent:
         for address, session in list(self._sessions.items()):
             if listed.get(address) != session.attachment:
                 session.retire()
-            if session.ended:
+            if session.has_ended:
                 del self._sessions[address]
         announce(listed)
         for address, attachment in listed.items():
@@ -162,7 +162,7 @@ class Agent:
         """Waits for the sessions to end; after `abort` not for one that is stuck."""
         aborted_at = None
         for session in self._sessions.values():
-            while not session.ended:
+            while not session.has_ended:
                 session.join(_JOIN_S)
                 if self._abort.is_set():
                     aborted_at = aborted_at or self._clock.monotonic()

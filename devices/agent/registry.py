@@ -70,13 +70,13 @@ class DeviceRegistry:
             self._awaited.discard(address)
             self._changed.notify_all()
 
-    def join(self, device: Device, address: str, seen: RegisterReply | None = None) -> RegisterReply:
+    def join(self, device: Device, address: str, reply: RegisterReply | None = None) -> RegisterReply:
         """Registers all present devices and this one.
 
         Args:
             device: served from now on.
             address: how it is reached.
-            seen: the answer to a registration that the coordinator seems to have lost; None: the device is new here.
+            reply: the answer to a registration that the coordinator seems to have lost; None: the device is new here.
 
         Raises:
             AlreadyServed: the same device is served through another address.
@@ -87,7 +87,7 @@ class DeviceRegistry:
             self.check_free(device.id, address)
             self._present[device.id] = device, address
             self._changed.wait_for(lambda: not self._awaited, self._gather_until - self._clock.monotonic())
-            if self._last and self._last is not seen and self._registered.get(device.id) == device:
+            if self._last and self._last is not reply and self._registered.get(device.id) == device:
                 return self._last
             # The refusal of another device may have removed it.
             self._present[device.id] = device, address
@@ -138,8 +138,8 @@ class DeviceRegistry:
         """Sends the coordinator what it does not know yet; to be called from time to time."""
         with self._changed:
             silent_s = self._clock.monotonic() - self._registered_at
-            gone = self._registered.keys() - self._present.keys()
-            if gone or (not self._present and silent_s > _LONGEST_SILENCE_S):
+            removals = self._registered.keys() - self._present.keys()
+            if removals or (not self._present and silent_s > _LONGEST_SILENCE_S):
                 self._register_others()
 
     def _register_others(self) -> None:

@@ -93,22 +93,22 @@ def foreign_cpu(runs: Sequence[RawRun]) -> float | None:
     Several short runs together can be long enough for the counter's ticks when each alone is not. The time between
     them, above all our own reading, does not count.
     """
-    busy = ours = wall_s = 0.0
+    busy = runner_s = wall_s = 0.0
     for run in runs:
         conditions = run.conditions
         if conditions.busy_cpu_s is None or conditions.interval_s is None or run.cpu_s is None:
             return None
         busy += conditions.busy_cpu_s
-        ours += run.cpu_s + run.overhead_cpu_s
+        runner_s += run.cpu_s + run.overhead_cpu_s
         wall_s += conditions.interval_s
-    share = _try(lambda: cpu.foreign_share(busy, ours, wall_s))
+    share = _try(lambda: cpu.foreign_share(busy, runner_s, wall_s))
     return None if isinstance(share, Unread) else share
 
 
 def _foreign(before: Readings, now: Readings, result: CommandResult) -> float:
-    ours = None if result.cpu_s is None else result.cpu_s + result.overhead_cpu_s
+    runner_s = None if result.cpu_s is None else result.cpu_s + result.overhead_cpu_s
     busy, wall_s = cpu.busy_s(now) - cpu.busy_s(before), cpu.uptime_s(now) - cpu.uptime_s(before)
-    return cpu.foreign_share(busy, ours, wall_s)
+    return cpu.foreign_share(busy, runner_s, wall_s)
 
 
 def _throttled(before: Readings, now: Readings) -> bool:
@@ -333,7 +333,7 @@ def run_round(
         Cancelled: on request, while a process runs or the device makes a file, or during the cool-down.
     """
     enter("preparing")
-    begun = clock.monotonic()
+    start = clock.monotonic()
     candidate = prepare(batch.candidate, transport, files, is_known, cancelled)
     reference = prepare(batch.reference, transport, files, is_known, cancelled) if batch.reference else None
     alone = prepare(batch.alone, transport, files, is_known, cancelled) if batch.alone else None
@@ -352,7 +352,7 @@ def run_round(
         pairs.append(pair.model_copy(update={"foreign_cpu": foreign_cpu(pair.runs)}))
         if any(map(_failed, pair.runs)):
             break
-    return RoundResult(pairs=pairs, wall_s=clock.monotonic() - begun)
+    return RoundResult(pairs=pairs, wall_s=clock.monotonic() - start)
 
 
 def _failed(raw: RawRun) -> bool:

@@ -33,17 +33,17 @@ class Poll:
     def __init__(self, ask: Callable[[], Job | None], woken: threading.Event, unwanted: Callable[[Job], None]) -> None:
         self._ask, self._woken, self._unwanted = ask, woken, unwanted
         self._answer: Future[Job | None] = Future()
-        self._ended, self._is_taken = threading.Event(), False
+        self._end, self._is_taken = threading.Event(), False
         threading.Thread(target=self._run, name="poll", daemon=True).start()
 
     @property
     def answered(self) -> bool:
         """Whether there is an answer."""
-        return self._ended.is_set()
+        return self._end.is_set()
 
     def wait(self, seconds: float) -> None:
         """Waits for the answer for at most `seconds`."""
-        self._ended.wait(seconds)
+        self._end.wait(seconds)
 
     def job(self) -> Job | None:
         """Returns the answer that is there; raises what came instead."""
@@ -61,7 +61,7 @@ class Poll:
         except Exception as error:  # of which the session tells
             self._answer.set_exception(error)
         finally:
-            self._ended.set()
+            self._end.set()
             self._woken.set()
 
     def _hand_back(self, answer: Future[Job | None]) -> None:
@@ -126,12 +126,12 @@ class DeviceSession:
         self._thread.start()
 
     def retire(self) -> None:
-        """Ends the session after the job in progress; see `ended`."""
+        """Ends the session after the job in progress; see `has_ended`."""
         self._stop.set()
         self._woken.set()
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the device has been released."""
         return not self._thread.is_alive()
 
@@ -232,14 +232,14 @@ class DeviceSession:
         with contextlib.suppress(NasError):
             self._registry.repeat()
 
-    def _register_again(self, attached: Attached, seen: RegisterReply, backoff: Backoff) -> RegisterReply:
+    def _register_again(self, attached: Attached, reply: RegisterReply, backoff: Backoff) -> RegisterReply:
         """Registers once more, because the coordinator may have been replaced or reset; harmless otherwise."""
         while not self._stop.is_set():
             try:
-                return self._registry.join(attached.device, self.attachment.address, seen)
+                return self._registry.join(attached.device, self.attachment.address, reply)
             except InfrastructureFailed as error:
                 self._pause(backoff, error)
-        return seen
+        return reply
 
     def _pause(self, backoff: Backoff, error: NasError) -> None:
         pause_s = backoff.pause_s(error)

@@ -127,12 +127,12 @@ def _fetch_ca(invitation: Invitation) -> str:
         certificate = x509.load_pem_x509_certificate(fetched)
     except ValueError:
         raise InvalidInput(f"{invitation.url} is not a hilnas coordinator: it presents no CA certificate") from None
-    shown = hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
-    if not hmac.compare_digest(shown, invitation.ca_sha256):
+    digest = hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
+    if not hmac.compare_digest(digest, invitation.ca_sha256):
         raise InvalidInput(
-            f"{invitation.url} presents the CA {shown[:16]}, but the line is for {invitation.ca_sha256[:16]}: somebody "
-            "intercepts the connection, or the coordinator was set up again. Nothing was sent; get another line with "
-            "'nas agent token' there"
+            f"{invitation.url} presents the CA {digest[:16]}, but the line is for {invitation.ca_sha256[:16]}: "
+            "somebody intercepts the connection, or the coordinator was set up again. Nothing was sent; get another "
+            "line with 'nas agent token' there"
         )
     return certificate.public_bytes(Encoding.PEM).decode()
 
@@ -162,7 +162,7 @@ def _exchange(invitation: Invitation, name: str, ca: str) -> Enrolment:
     )
 
 
-_SHOWN = 16
+_DIGITS = 16
 """Digits of a fingerprint in messages."""
 
 
@@ -258,8 +258,8 @@ def verified(signed: SignedManifest, key: PublicKey) -> RunnerManifest:
     """
     if signed.key != key:
         raise Unsupported(
-            f"runner manifest: signed with key {fingerprint(signed.key)[:_SHOWN]}, but this agent trusts only "
-            f"{fingerprint(key)[:_SHOWN]}"
+            f"runner manifest: signed with key {fingerprint(signed.key)[:_DIGITS]}, but this agent trusts only "
+            f"{fingerprint(key)[:_DIGITS]}"
         )
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(
@@ -267,7 +267,7 @@ def verified(signed: SignedManifest, key: PublicKey) -> RunnerManifest:
         )
     except InvalidSignature:
         raise Unsupported(
-            f"runner manifest: its signature is not by key {fingerprint(key)[:_SHOWN]}: it was altered after signing"
+            f"runner manifest: its signature is not by key {fingerprint(key)[:_DIGITS]}: it was altered after signing"
         ) from None
     try:
         return RunnerManifest.model_validate_json(signed.text)

@@ -31,12 +31,12 @@ def output(readings: Readings, command: str) -> str:
         Unread: the service reports nothing to a shell.
     """
     try:
-        said = readings.output(command)
+        answer = readings.output(command)
     except Unread:
         raise OtherKind(NO_ANDROID) from None
-    if not said.strip():
+    if not answer.strip():
         raise Unread(f"{command}: no answer")
-    return said
+    return answer
 
 
 def temperature_c(readings: Readings) -> float:
@@ -45,11 +45,11 @@ def temperature_c(readings: Readings) -> float:
     Raises:
         Unread: none is listed.
     """
-    said = output(readings, THERMAL)
+    answer = output(readings, THERMAL)
     # Cached values, which may be old, precede the current ones.
-    _, now, current = said.partition("Current temperatures from HAL:")
+    _, now, current = answer.partition("Current temperatures from HAL:")
     temperatures = re.findall(
-        r"Temperature\{mValue=(-?\d{1,6}(?:\.\d{1,9})?), mType=(-?\d{1,4}),", current if now else said
+        r"Temperature\{mValue=(-?\d{1,6}(?:\.\d{1,9})?), mType=(-?\d{1,4}),", current if now else answer
     )
     hottest = max((float(value) for value, kind in temperatures if int(kind) == _CPU_TYPE), default=None)
     if hottest is None:
@@ -109,10 +109,10 @@ def power_saver(readings: Readings) -> bool:
 
 
 def _battery_service(readings: Readings) -> str:
-    said = output(readings, BATTERY)
-    if "UPDATES STOPPED" in said:
+    answer = output(readings, BATTERY)
+    if "UPDATES STOPPED" in answer:
         raise Unread(f"{BATTERY}: values that somebody set; `dumpsys battery reset` ends that")
-    return said
+    return answer
 
 
 def _battery(readings: Readings, name: str) -> int:

@@ -52,18 +52,18 @@ def load_1min(tree: Tree) -> float:
     return first_number(tree, "/proc/loadavg")
 
 
-def foreign_share(busy: float, ours: float | None, wall_s: float) -> float:
+def foreign_share(busy: float, runner_s: float | None, wall_s: float) -> float:
     """Returns how many cores other processes kept busy on average over `wall_s` seconds, at least 0.
 
-    `busy` is the growth of `busy_s`, `ours` the CPU seconds of the runner and of what started it.
+    `busy` is the growth of `busy_s`, `runner_s` the CPU seconds of the runner and of what started it.
     """
-    if ours is None:
+    if runner_s is None:
         raise Unread("the device did not report the runner's CPU time")
     if wall_s < _SHORTEST_S:
         raise Unread(f"{wall_s:.2f} s is too short for the 10 ms ticks of /proc/stat")
-    if busy < ours / 2 - _SLACK_S:
-        raise Unread(f"/proc/stat counted {busy:.2f} s, less than the {ours:.2f} s of the runner alone")
-    return max(0.0, (busy - ours) / wall_s)
+    if busy < runner_s / 2 - _SLACK_S:
+        raise Unread(f"/proc/stat counted {busy:.2f} s, less than the {runner_s:.2f} s of the runner alone")
+    return max(0.0, (busy - runner_s) / wall_s)
 
 
 QUOTA_FILES = tuple(f"/sys/fs/cgroup/{name}" for name in ("cpu.stat", "cpu/cpu.stat", "cpu,cpuacct/cpu.stat"))

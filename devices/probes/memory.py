@@ -15,8 +15,8 @@ def free_disk_mb(readings: Readings) -> float:
     Raises:
         Unread: no `df`.
     """
-    said = readings.output(DISK)
-    free = matched(r"^\S.* [0-9]+ +[0-9]+ +([0-9]{1,15}) +[0-9]+% ", said, f"{DISK} says {said[:80]!r}")
+    output = readings.output(DISK)
+    free = matched(r"^\S.* [0-9]+ +[0-9]+ +([0-9]{1,15}) +[0-9]+% ", output, f"{DISK} says {output[:80]!r}")
     return int(free) * 1024 / 1e6
 
 

@@ -90,7 +90,7 @@ class _Link(BaseTransport):  # type: ignore[misc]
     """
 
     def __init__(self, inner: BaseTransport) -> None:
-        self._inner, self._begun = inner, b""
+        self._inner, self._head = inner, b""
         self.budget: int | None = _GREETING
 
     def connect(self, transport_timeout_s: float | None) -> None:
@@ -101,9 +101,9 @@ class _Link(BaseTransport):  # type: ignore[misc]
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for a packet. Returns whether its first bytes have arrived."""
-        if not self._begun:
+        if not self._head:
             try:
-                self._begun = self.bulk_read(_HEADER, max(0.001, timeout_s))
+                self._head = self.bulk_read(_HEADER, max(0.001, timeout_s))
             except exceptions.TcpTimeoutException:
                 return False
             except exceptions.UsbReadFailedError as error:
@@ -113,8 +113,8 @@ class _Link(BaseTransport):  # type: ignore[misc]
         return True
 
     def bulk_read(self, numbytes: int, transport_timeout_s: float | None) -> bytes:
-        if self._begun:
-            piece, self._begun = self._begun, b""
+        if self._head:
+            piece, self._head = self._head, b""
             return piece
         if numbytes > constants.MAX_ADB_DATA:
             raise OSError(f"announces a packet of {numbytes} bytes")
@@ -260,10 +260,10 @@ class AdbStream:
     def __init__(self, connection: AdbConnection, local: int, remote: int) -> None:
         self._connection, self._local, self._remote = connection, local, remote
         self._arrived = bytearray()
-        self._ended = self._unanswered = False
+        self._has_ended = self._unanswered = False
 
     def read(self, timeout_s: float) -> bytes | None:
-        if not self._arrived and not self._ended:
+        if not self._arrived and not self._has_ended:
             packet = self._connection.receive(self._local, timeout_s)
             if packet is None:
                 return None
@@ -271,7 +271,7 @@ class AdbStream:
         piece = bytes(self._arrived)
         self._arrived.clear()
         # An acknowledgement carries no data, but is not the end.
-        return piece or (b"" if self._ended else None)
+        return piece or (b"" if self._has_ended else None)
 
     def write(self, data: bytes) -> None:
         """Writes to the service; what a finished command no longer reads is dropped.
@@ -279,18 +279,18 @@ class AdbStream:
         The device's answer is awaited only before the next packet, so that both sides work at the same time.
         """
         for start in range(0, len(data), self._connection.max_payload):
-            while self._unanswered and not self._ended:
+            while self._unanswered and not self._has_ended:
                 self._take(self._connection.expect(self._local))
                 self._connection.refuse_flood(len(self._arrived))
-            if self._ended:
+            if self._has_ended:
                 return
             piece = data[start : start + self._connection.max_payload]
             self._connection.send(constants.WRTE, self._local, self._remote, piece)
             self._unanswered = True
 
     def close(self) -> None:
-        if not self._ended:
-            self._ended = True
+        if not self._has_ended:
+            self._has_ended = True
             with contextlib.suppress(InfrastructureFailed):
                 self._connection.send(constants.CLSE, self._local, self._remote)
 
@@ -302,7 +302,7 @@ class AdbStream:
         elif command == constants.OKAY:
             self._unanswered = False
         elif command == constants.CLSE:
-            self._ended = True
+            self._has_ended = True
 
 
 def over_usb(serial: str) -> BaseTransport:

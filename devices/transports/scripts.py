@@ -205,30 +205,30 @@ class Report:
     ran: Ran | None
 
 
-def find_report(said: bytes | bytearray, run: str) -> bool:
+def find_report(answer: bytes | bytearray, run: str) -> bool:
     """Returns whether the report of `run` has begun."""
-    return b"\n" + run.encode() + b" " in said
+    return b"\n" + run.encode() + b" " in answer
 
 
-def read_report(said: bytes, run: str, name: str) -> Report:
+def read_report(answer: bytes, run: str, name: str) -> Report:
     """Parses the output of the supervisor of `run` on the device `name`.
 
     Raises:
         InfrastructureFailed: the report is incomplete.
     """
-    _, begun, body = said.partition(run.encode() + b"\n")
+    _, mark, body = answer.partition(run.encode() + b"\n")
     output, separator, rest = body.rpartition(b"\n" + run.encode() + b" ")
     line, _, errors = rest.partition(b"\n")
     words = line.decode(errors="replace").split()
     try:
-        if not begun or not separator or len(errors) < int(words[0]):
+        if not mark or not separator or len(errors) < int(words[0]):
             raise ValueError("incomplete")
         errors = errors[: int(words[0])]  # what follows is said by the login shell
         times = [_seconds(word) for word in words[1:9]]
         verdict = tuple(words[9:])
         ran = _ran(verdict) if verdict[0] == "ran" else None
     except (ValueError, IndexError) as error:
-        raise InfrastructureFailed(f"{name}: the connection ended during the run: {said[-200:]!r}") from error
+        raise InfrastructureFailed(f"{name}: the connection ended during the run: {answer[-200:]!r}") from error
     return Report(output, errors, sum(times[2:4]), sum(times[4:8]), verdict, ran)
 
 
@@ -250,10 +250,10 @@ def is_pattern(path: str) -> bool:
 
 
 def _ran(verdict: tuple[str, ...]) -> Ran:
-    _, code, begun, ended, late = verdict
+    _, code, start, end, late = verdict
     return Ran(
         exit_code=128 - int(code) if 128 < int(code) <= 192 else int(code),
-        wall_s=float(ended) - float(begun),
+        wall_s=float(end) - float(start),
         timed_out=late == "1",
     )
 

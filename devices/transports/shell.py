@@ -63,8 +63,8 @@ class RemoteShell:
         Raises:
             InfrastructureFailed: the connection is lost, or the exit code is not 0; the message is the output.
         """
-        code, said = self.call(script, *arguments, timeout_s=timeout_s)
-        text = said.decode(errors="replace")
+        code, output = self.call(script, *arguments, timeout_s=timeout_s)
+        text = output.decode(errors="replace")
         if code:
             raise InfrastructureFailed(f"{self.wire.name}: {text.strip()[-400:] or f'exit code {code}'}")
         return text
@@ -145,12 +145,12 @@ class _Answer:
 
     def __init__(self, name: str, mark: str, limit: int) -> None:
         self.mark = mark
-        self._name, self._limit, self._said = name, limit, bytearray()
+        self._name, self._limit, self._data = name, limit, bytearray()
 
     def take(self, piece: bytes) -> None:
         """Appends what arrived."""
-        self._said += piece
-        if len(self._said) > self._limit + scripts.REPORT_LIMIT + NOISE:
+        self._data += piece
+        if len(self._data) > self._limit + scripts.REPORT_LIMIT + NOISE:
             raise InfrastructureFailed(f"{self._name}: sent more than was asked for")
 
     @property
@@ -163,25 +163,25 @@ class _Answer:
         end = self._end()
         if end is None:
             raise InfrastructureFailed(f"{self._name}: {self._why_incomplete()}")
-        _, _, body = bytes(self._said[: end.start()]).partition(self.mark.encode() + b"\n")
+        _, _, body = bytes(self._data[: end.start()]).partition(self.mark.encode() + b"\n")
         return int(end[1]), body
 
     def why_late(self, timeout_s: float) -> str:
         """Describes a script that did not end."""
-        if self.mark.encode() in self._said:
+        if self.mark.encode() in self._data:
             return f"no answer within {timeout_s:g} s"
         return f"no answer within {timeout_s:g} s: {_LOGIN_SHELL}, or waits for input{self._noise()}"
 
     def _why_incomplete(self) -> str:
-        begun = self.mark.encode() + b"\n" in self._said
-        return f"the connection ended{self._noise()}" if begun else f"{_LOGIN_SHELL}{self._noise()}"
+        has_mark = self.mark.encode() + b"\n" in self._data
+        return f"the connection ended{self._noise()}" if has_mark else f"{_LOGIN_SHELL}{self._noise()}"
 
     def _noise(self) -> str:
-        text = self._said[-NOISE:].decode(errors="replace").strip()
+        text = self._data[-NOISE:].decode(errors="replace").strip()
         return f"; it said: {text[-200:]!r}" if text else ""
 
     def _end(self) -> re.Match[bytes] | None:
-        return re.search(rb"\n%b (\d{1,3})\n" % self.mark.encode(), self._said)
+        return re.search(rb"\n%b (\d{1,3})\n" % self.mark.encode(), self._data)
 
 
 _LOGIN_SHELL = "its login shell did not start `sh` (try: ssh or adb shell with the command `sh -c 'echo works'`)"
@@ -249,13 +249,13 @@ class ShellTransport:
     def _prepare(self) -> None:
         with self._shell.hanging_up_on_failure():
             self._wire.connect()
-        said = self._shell.must(scripts.PREPARE, self._wire.folder, *scripts.TOOLS)
-        lines = re.findall(r"^(folder|path|lacks): (.*)$", said, re.MULTILINE)
+        output = self._shell.must(scripts.PREPARE, self._wire.folder, *scripts.TOOLS)
+        lines = re.findall(r"^(folder|path|lacks): (.*)$", output, re.MULTILINE)
         if missing := [tool for word, tool in lines if word == "lacks"]:
             raise Unsupported(f"{self._wire.name} lacks {', '.join(missing)}")
         facts = dict(lines)
         if "folder" not in facts or "path" not in facts:
-            raise InfrastructureFailed(f"{self._wire.name}: no folder for hilnas there: {said.strip()[-200:]!r}")
+            raise InfrastructureFailed(f"{self._wire.name}: no folder for hilnas there: {output.strip()[-200:]!r}")
         self._ready = _Ready(facts["folder"], facts["path"], "")
         self._ready = _Ready(facts["folder"], facts["path"], self.push(_SUPERVISOR, sha256_of(_SUPERVISOR)))
 
@@ -283,8 +283,8 @@ class ShellTransport:
         words = self._command(run, argv, env, seconds, output_limit, cpu_affinity)
         started_at = time.time()
         with self._shell.stream(scripts.command('exec sh "$@"', *words)) as stream:
-            said = self._follow(stream, run, seconds + _GRACE_S, output_limit, cancelled)
-        report = read_report(said, run, self._wire.name)
+            answer = self._follow(stream, run, seconds + _GRACE_S, output_limit, cancelled)
+        report = read_report(answer, run, self._wire.name)
         ran = self._ran(report, argv[0], cpu_affinity)
         return CommandResult(
             exit_code=ran.exit_code,
@@ -312,17 +312,17 @@ class ShellTransport:
 
     def _follow(self, stream: Stream, run: str, timeout_s: float, limit: int, cancelled: Callable[[], bool]) -> bytes:
         """Returns the supervisor's output, reading no more than the limits allow."""
-        said, end, killed, unwanted = bytearray(), time.monotonic() + timeout_s, False, False
+        answer, end, killed, unwanted = bytearray(), time.monotonic() + timeout_s, False, False
         while True:
             piece = stream.read(SLICE_S)
             if piece == b"":
                 break
-            said += piece or b""
+            answer += piece or b""
             unwanted = unwanted or cancelled()
-            if not killed and (unwanted or (len(said) > limit + NOISE and not find_report(said, run))):
+            if not killed and (unwanted or (len(answer) > limit + NOISE and not find_report(answer, run))):
                 stream.write(_KILL)
                 killed, end = True, min(end, time.monotonic() + _GRACE_S)
-            if len(said) > limit + NOISE + STDERR_TAIL + scripts.REPORT_LIMIT:
+            if len(answer) > limit + NOISE + STDERR_TAIL + scripts.REPORT_LIMIT:
                 raise InfrastructureFailed(f"{self._wire.name}: sent more than was asked for")
             if time.monotonic() > end:
                 raise InfrastructureFailed(
@@ -330,7 +330,7 @@ class ShellTransport:
                 )
         if unwanted:
             raise Cancelled("killed on request")
-        return bytes(said)
+        return bytes(answer)
 
     def _ran(self, report: Report, program: str, cpus: Sequence[int]) -> Ran:
         if report.ran is None:
@@ -377,9 +377,9 @@ class ShellTransport:
         try:
             with local.open("rb") as file:
                 size, pieces = os.fstat(file.fileno()).st_size, iter(lambda: file.read(_PIECE), b"")
-                code, said = self._shell.call(scripts.RECEIVE, remote, str(size), timeout_s=LONG_S, sending=pieces)
+                code, output = self._shell.call(scripts.RECEIVE, remote, str(size), timeout_s=LONG_S, sending=pieces)
             if code:
-                why = said.decode(errors="replace").strip()[-400:]
+                why = output.decode(errors="replace").strip()[-400:]
                 raise InfrastructureFailed(f"{self._wire.name}: {why or 'it kept only a part of the file'}")
         except InfrastructureFailed as error:
             raise InfrastructureFailed(f"{error}{self._space_left()}") from error
@@ -420,8 +420,8 @@ class ShellTransport:
         assert not any("\n" in line or "\\" in line for line in commands), commands
         first = next((place for place, path in enumerate(paths) if is_pattern(path)), len(paths))
         arguments = ("\n".join(paths[:first]), "\n".join(paths[first:]), "\n".join(commands), self._prepared().root)
-        _, said = self._shell.call(scripts.READ_MANY, *arguments, limit=READING_LIMIT)
-        return read_sections(said.decode(errors="replace"), paths)
+        _, output = self._shell.call(scripts.READ_MANY, *arguments, limit=READING_LIMIT)
+        return read_sections(output.decode(errors="replace"), paths)
 
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[str]:

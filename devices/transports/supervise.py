@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _supervise(argv: list[str], env: dict[str, str], affinity: list[int], deadline_s: float) -> dict[str, object]:
-    begun = time.monotonic()
+    start = time.monotonic()
     child = _spawn(argv, env, affinity)
     watch = select.poll()
     watch.register(os.pidfd_open(child), select.POLLIN)
@@ -55,7 +55,7 @@ def _supervise(argv: list[str], env: dict[str, str], affinity: list[int], deadli
     _, status, usage = os.wait4(child, 0)
     return {
         "exit_code": os.waitstatus_to_exitcode(status),
-        "wall_s": time.monotonic() - begun,
+        "wall_s": time.monotonic() - start,
         "cpu_s": usage.ru_utime + usage.ru_stime,
         "timed_out": timed_out,
     }

@@ -21,7 +21,7 @@ from nas.cli.options import (
     ThreadsOption,
 )
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.durable import require_output
 from nas.core.errors import InvalidInput
 from nas.core.units import show_duration
@@ -148,7 +148,7 @@ def command(
             pass  # not held while it computes: the agent that measures for this command asks for the whole machine
 
     try:
-        with reserved(request.output), shown(f"preparing {request.model}") as log:
+        with reserved(request.output), activity(f"preparing {request.model}") as log:
             worker = Worker(device_of(), log, wait_for_measurements)
             adaptation = prepare(request, bench_of(request, log), worker, trainers)
             adaptation.check_text()
@@ -235,9 +235,9 @@ def _show(report: dict[str, Any]) -> None:
 
 def _stored(child: dict[str, Any], teacher: dict[str, Any]) -> str:
     """Formats bits per byte of the child's and the model's file."""
-    ours, theirs = child["stored"], teacher["stored"]
-    change = _change(*ours["bits_per_byte_change"]["all"])
-    return f"{ours['bits_per_byte']:.4f}, {change}; model {theirs['bits_per_byte']:.4f}"
+    score, teacher_score = child["stored"], teacher["stored"]
+    change = _change(*score["bits_per_byte_change"]["all"])
+    return f"{score['bits_per_byte']:.4f}, {change}; model {teacher_score['bits_per_byte']:.4f}"
 
 
 def _change(value: float, low: float | None, high: float | None) -> str:

@@ -10,7 +10,7 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption
 from nas.cli.output import JsonFlag, print_json, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core import paths
 from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput
@@ -38,7 +38,7 @@ def command(
         raise InvalidInput(why, where=str(output))
     if output.resolve().is_relative_to(home):
         raise InvalidInput(f"lies in {home}, which is backed up: name a file elsewhere", where=str(output))
-    with shown(f"saving {home}"):
+    with activity(f"saving {home}"):
         backup = write_backup(url, home, output.absolute(), SystemClock())
     if json:
         print_json({"file": str(output), **backup._asdict()})

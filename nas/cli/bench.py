@@ -23,7 +23,7 @@ from nas.cli.options import (
     workload_of,
 )
 from nas.cli.output import Format, JsonFlag, Row, figure_text, print_fields, print_json, print_rows, print_table, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.measurement import TTFT_PARTS
@@ -152,7 +152,7 @@ def command(
         raise InvalidInput("profiles are shown by the format table, and by --json", where="--profile")
     recorder = None if trial is None else _trial_of(trial, benches)
     reports = []
-    with shown("preparing the device") as log:
+    with activity("preparing the device") as log:
         for number, report in enumerate(bench_all(benches, log), start=1):
             reports.append(report)
             log(Progress("measured", number, len(benches)))
@@ -368,10 +368,10 @@ def _busy(cores: float | None) -> str | None:
 
 def _requested(workload: dict[str, Any]) -> str:
     out = f"{workload['gen']} out" if workload["gen"] else "a vector for each"
-    seen = ""
+    media = ""
     if (load := Workload(**workload)).media:
-        seen = f"{load.described_media()}, "
-    return f"{seen}{workload['prompt']} tokens in, {out}, {workload['threads']} thread(s)"
+        media = f"{load.described_media()}, "
+    return f"{media}{workload['prompt']} tokens in, {out}, {workload['threads']} thread(s)"
 
 
 def _speed(figure: dict[str, Any], others: float | None) -> str:

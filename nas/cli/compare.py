@@ -26,7 +26,7 @@ from nas.cli.options import (
     workload_of,
 )
 from nas.cli.output import Format, JsonFlag, Row, figure_text, print_json, print_rows, print_table
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.durable import scratch_folder
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.limit import Limit
@@ -118,7 +118,7 @@ def command(
     held_out = ((document.held_out for document in source.documents) for source in sources)
     texts = [text for source in held_out for text in first_bytes(source, share)]
     device_id, measured = device, 0
-    with shown("preparing the device") as log, scratch_folder("compare") as scratch, ExitStack() as stack:
+    with activity("preparing the device") as log, scratch_folder("compare") as scratch, ExitStack() as stack:
         if types is None:
             unread = {file: problem for file in files if (problem := problem_of(file))}
             bits_under: Callable[[Path], Bits] = partial(_bits, texts, len(os.sched_getaffinity(0)), log)
@@ -248,7 +248,7 @@ def _line(candidate: Candidate) -> str:
     if candidate.failure:
         return name
     bits = "" if candidate.bits_per_byte is None else f", {candidate.bits_per_byte:.4f} bits/byte"
-    speeds = f"{_shown(candidate, 'decode_p50', 'ms/token')}, {_shown(candidate, 'prefill_tps', 'prompt tokens/s')}"
+    speeds = f"{_text(candidate, 'decode_p50', 'ms/token')}, {_text(candidate, 'prefill_tps', 'prompt tokens/s')}"
     return f"{name}: {speeds}{bits}"
 
 
@@ -257,11 +257,11 @@ def _cells(candidate: Candidate, count: int, *, scored: bool, by_type: bool, bus
         return ["failed", *[""] * (count - 1)]
     decode, bits = candidate.figures["decode_p50"], candidate.bits_per_byte
     return [
-        _shown(candidate, "file_size", "MB"),
-        _shown(candidate, "prefill_tps"),
+        _text(candidate, "file_size", "MB"),
+        _text(candidate, "prefill_tps"),
         *["" if decode.typical is None else f"{decode.typical:.4g}"] * busy,
         figure_text(decode.value, ends=(decode.low, decode.high), reason=decode.reason),
-        _shown(candidate, "peak_rss", "MB"),
+        _text(candidate, "peak_rss", "MB"),
         *["unknown" if bits is None else f"{bits:.4f}"] * scored,
         *[_loss(candidate.loss)] * (scored and by_type),
         *map(_verdict, candidate.checks),
@@ -272,7 +272,7 @@ def _loss(loss: Loss | None) -> str:
     return "" if loss is None else show_figure(loss.kl, loss.kl - loss.half, loss.kl + loss.half)
 
 
-def _shown(candidate: Candidate, name: str, unit: str = "") -> str:
+def _text(candidate: Candidate, name: str, unit: str = "") -> str:
     figure = candidate.figures[name]
     return figure_text(figure.value, unit, reason=figure.reason)
 

@@ -181,10 +181,10 @@ def remove(
 
     A running job is finished first. Measurements are kept.
     """
-    gone = own_attachments().remove(name)
-    if gone.address.startswith("ssh:"):
-        pin(SshAddress.parse(gone.address), None, paths.home() / "keys")
-    say(f"{gone.address}: detached" + (f" (device {gone.id})" if gone.id else ""))
+    attachment = own_attachments().remove(name)
+    if attachment.address.startswith("ssh:"):
+        pin(SshAddress.parse(attachment.address), None, paths.home() / "keys")
+    say(f"{attachment.address}: detached" + (f" (device {attachment.id})" if attachment.id else ""))
 
 
 @app.command("name")
@@ -418,23 +418,23 @@ def _job_row(job: dict[str, Any]) -> list[object]:
 
 
 def _trust(address: SshAddress, fingerprint: str | None, yes: bool) -> None:
-    """Pins the host key of the machine once `wanted`, `yes` or the user confirms it."""
+    """Pins the host key of the machine once `fingerprint`, `yes` or the user confirms it."""
     keys = paths.home() / "keys"
-    shown, pinned = host_key(address), pinned_fingerprints(address, keys)
-    key = f"{address} has host key {shown.fingerprint} ({shown.get_name()})"
-    if fingerprint is not None and fingerprint != shown.fingerprint:
+    server_key, pinned = host_key(address), pinned_fingerprints(address, keys)
+    key = f"{address} has host key {server_key.fingerprint} ({server_key.get_name()})"
+    if fingerprint is not None and fingerprint != server_key.fingerprint:
         raise NotTrusted(f"{key}, not {fingerprint}: this may be another machine or a man-in-the-middle")
-    if shown.fingerprint in pinned:
+    if server_key.fingerprint in pinned:
         return
     if fingerprint is None and pinned:
         raise NotTrusted(
             f"{key}, but {' and '.join(pinned)} is pinned: another machine, or its key has changed. To accept the "
-            f"new key, give --host-key {shown.fingerprint}"
+            f"new key, give --host-key {server_key.fingerprint}"
         )
     say(key)
     if fingerprint is None and not yes:
-        _ask(address, shown.fingerprint)
-    pin(address, shown, keys)
+        _ask(address, server_key.fingerprint)
+    pin(address, server_key, keys)
 
 
 def _ask(address: SshAddress, fingerprint: str) -> None:

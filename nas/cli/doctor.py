@@ -192,8 +192,8 @@ def _writable(name: str, folder: Path, variable: str) -> Finding:
 
 
 def _disk(folder: Path) -> Finding:
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free / 1e9
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(place).free / 1e9
     fix = f"free {FREE_DISK_GB - free:.1f} GB (`nas gc` removes stored files), or set NAS_HOME to another disk"
     return _graded("disk", f"{free:.1f} GB free", free < FREE_DISK_GB, fix)
 
@@ -204,15 +204,15 @@ def _database(url: str | None) -> Finding:
 
     try:
         target = database_url(url)
-        shown = without_passwords(target.render_as_string(hide_password=True))
+        safe_url = without_passwords(target.render_as_string(hide_password=True))
         path = sqlite_file(target)
         if path is not None and not path.exists():
-            return Finding("database", "ok", f"{shown}: none yet, created by the first launch")
+            return Finding("database", "ok", f"{safe_url}: none yet, created by the first launch")
         Store.open(url, create=False).close()
         kind = "" if path is None else _file_system(path)
         problem = f": {kind} does not lock SQLite files reliably" * kind.startswith(NETWORK_FILE_SYSTEMS)
         fix = "use it from one machine at a time, or a PostgreSQL server; or set NAS_HOME to a local disk"
-        return _graded("database", f"{shown}{problem}", problem, fix)
+        return _graded("database", f"{safe_url}{problem}", problem, fix)
     except NasError as error:
         fix = "an older one: run 'nas db upgrade'; a damaged one: restore a backup, or name another with --db"
         return Finding("database", "failure", str(error), fix)

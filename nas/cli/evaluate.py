@@ -17,7 +17,7 @@ from nas.cli.options import (
     TasksOption,
 )
 from nas.cli.output import JsonFlag, print_json, print_table, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 
 if TYPE_CHECKING:
     from nas.core.family import Evaluation
@@ -47,7 +47,7 @@ def command(
     from nas.train.posttrain.evaluate import evaluate_models, questions_of
     from nas.train.release.templates import DATE
 
-    with shown("evaluating") as log:
+    with activity("evaluating") as log:
         questions = questions_of(conversations, data, benchmark or (), context, limit, log)
         scores = evaluate_models(models, questions, context, log, date or DATE)
     print_scores(scores, json, public=data is not None)

@@ -10,7 +10,7 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.options import LayoutArgument, OutputOption, QuantisationOption, RuntimeOption, SeedOption, read_layout
 from nas.cli.output import JsonFlag, print_fields, print_json, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.canonical import sha256_of
 from nas.core.durable import output_file
 from nas.core.errors import InvalidInput, Unsupported
@@ -71,7 +71,7 @@ def export(
     if whole is not None and not isinstance(target, WholeExporter):
         raise Unsupported(f"files of {runtime} can be used in apps without it", where="--whole")
     with (
-        shown(f"exporting {model} to {output}"),
+        activity(f"exporting {model} to {output}"),
         output_file(output, reads=[checkpoint] if checkpoint else []) as file,
     ):
         if isinstance(weights, Checkpoint) and isinstance(target, LlamaCpp) and not recipe:

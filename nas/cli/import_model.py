@@ -9,7 +9,7 @@ import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_fields, print_json, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.durable import output_file
 from nas.core.units import show_count
 
@@ -38,7 +38,7 @@ def command(
     from nas.train.adapt.checkpoints import import_model
     from nas.train.release.found_tokenizer import FoundTokenizer, keep, tokenizer_to_keep
 
-    with shown(f"importing {source}"), output_file(output, reads=[source]) as file:
+    with activity(f"importing {source}"), output_file(output, reads=[source]) as file:
         tokenizer = tokenizer_to_keep(source)
         model = import_model(source, file)
     folder = keep(tokenizer, output) if isinstance(tokenizer, FoundTokenizer) else None

@@ -68,15 +68,15 @@ class LiveProgress:
 
     def __init__(self, study: str, db: str | None, workers: int | None) -> None:
         self._study, self._db, self._workers = study, db, workers
-        self._ended = threading.Event()
+        self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="live progress", daemon=True)
 
     def __enter__(self) -> Self:
-        self._begun = time.monotonic()
+        self._start = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._end.set()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -105,18 +105,18 @@ class LiveProgress:
     def _poll(self, store: Store, snapshots: Snapshots, show: Callable[[Progress], None]) -> None:
         remaining, estimated = None, -_ESTIMATE_EVERY_S
         while True:
-            ended = self._ended.wait(_POLL_S)
+            has_ended = self._end.wait(_POLL_S)
             try:
                 snapshot = snapshots.get(self._study)
-                elapsed = time.monotonic() - self._begun
+                elapsed = time.monotonic() - self._start
                 if elapsed - estimated >= _ESTIMATE_EVERY_S:
                     remaining, estimated = estimate_left(store, snapshot.record.study, self._workers), elapsed
             except InfrastructureFailed:
-                if not ended:
+                if not has_ended:
                     continue  # a database in trouble, of which the study's own writes tell
             else:
-                show(Progress(snapshot, elapsed, None if ended else remaining))
-            if ended:
+                show(Progress(snapshot, elapsed, None if has_ended else remaining))
+            if has_ended:
                 return
 
 
@@ -124,14 +124,14 @@ class Lines:
     """Prints a line when trials change state, and at least every `_LINE_EVERY_S` seconds."""
 
     def __init__(self) -> None:
-        self._shown: object = None
+        self._state: object = None
         self._shown_at = -_LINE_EVERY_S
 
     def update(self, progress: Progress) -> None:
         """Prints the line, unless nothing changed since the last one."""
         state, now = (progress.study.states(), progress.study.curve.front), time.monotonic()
-        if state != self._shown or now - self._shown_at >= _LINE_EVERY_S:
-            self._shown, self._shown_at = state, now
+        if state != self._state or now - self._shown_at >= _LINE_EVERY_S:
+            self._state, self._shown_at = state, now
             say(line(progress))
 
 

@@ -31,7 +31,7 @@ _AT_ONCE_S = 1.0
 
 
 @contextmanager
-def shown(what: str) -> Iterator[Log]:
+def activity(what: str) -> Iterator[Log]:
     """Shows what a command is doing while the context is open; yields what takes its lines.
 
     Lines of `Progress` become bars, or a line now and then with the time left; all others are printed. The command goes
@@ -56,14 +56,14 @@ class _Work:
         done: parts that are done.
         total: all parts.
         began: monotonic time.
-        said: time of the last line about it; None: there was none.
+        line_at: time of the last line about it; None: there was none.
     """
 
     first: int
     done: int
     total: int
     began: float = field(default_factory=lambda: time.monotonic())
-    said: float | None = None
+    line_at: float | None = None
 
     @property
     def time_left(self) -> str:
@@ -113,8 +113,8 @@ class _Lines(_Display):
     def __init__(self, what: str) -> None:
         super().__init__()
         self._now, self._silent_s = what, _FIRST_S
-        self._began = self._said = time.monotonic()
-        self._ended = threading.Event()
+        self._began = self._line_at = time.monotonic()
+        self._end = threading.Event()
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -123,7 +123,7 @@ class _Lines(_Display):
         try:
             yield
         finally:
-            self._ended.set()
+            self._end.set()
             thread.join()
 
     def _print(self, line: str) -> None:
@@ -133,19 +133,19 @@ class _Lines(_Display):
     def _show(self, line: Progress, work: _Work) -> None:
         now = time.monotonic()
         self._now, self._began = line, now
-        due = now - work.began >= _FIRST_S if work.said is None else now - work.said >= _EVERY_S
-        if due or (work.said is not None and work.done >= work.total):
-            work.said = now
+        due = now - work.began >= _FIRST_S if work.line_at is None else now - work.line_at >= _EVERY_S
+        if due or (work.line_at is not None and work.done >= work.total):
+            work.line_at = now
             self._say(", ".join(filter(None, (line, work.time_left))))
 
     def _watch(self) -> None:
-        while not self._ended.wait(1.0):
-            if time.monotonic() - self._said >= self._silent_s:
+        while not self._end.wait(1.0):
+            if time.monotonic() - self._line_at >= self._silent_s:
                 with _unbroken():
                     self._say(f"{self._now}: {show_duration(time.monotonic() - self._began)} so far")
 
     def _say(self, line: str) -> None:
-        self._said, self._silent_s = time.monotonic(), _SILENT_S
+        self._line_at, self._silent_s = time.monotonic(), _SILENT_S
         say(line)
 
 

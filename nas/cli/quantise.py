@@ -23,7 +23,7 @@ from nas.cli.options import (
     workload_of,
 )
 from nas.cli.output import JsonFlag, figure_text, print_fields, print_json, print_table, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.durable import output_file, scratch_folder
 from nas.core.errors import InvalidInput
 from nas.core.limit import Limit
@@ -110,7 +110,7 @@ def command(
         [(document.held_out for document in source.documents) for source in sources], MOST_BYTES, 3
     )
     with (
-        shown("preparing") as log,
+        activity("preparing") as log,
         output_file(output, reads=[model, *corpus]) as file,
         scratch_folder("quantise") as scratch,
     ):

@@ -9,7 +9,7 @@ import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core import paths
 from nas.infra.store.backup import DATABASE, restore_backup
 from nas.infra.store.store import Store
@@ -28,7 +28,7 @@ def command(
     enrolments and tokens. Devices report the leases that were granted after the backup, so that none is used twice.
     """
     home = paths.home()
-    with shown(f"restoring {home}"):
+    with activity(f"restoring {home}"):
         backup = restore_backup(source, home)
     if backup.has_database:
         Store.open(f"sqlite:///{home / DATABASE}", create=False).close()

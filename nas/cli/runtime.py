@@ -9,7 +9,7 @@ import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, print_table
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.plan import Runner
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Build, Runtime
@@ -48,10 +48,10 @@ def _as_json(runtime: Runtime, builds: Sequence[Build]) -> dict[str, Any]:
 
 
 def _as_text(name: str, builds: Sequence[Build]) -> str:
-    shown = [
+    texts = [
         f"{build.runner.build[:12]} ({_kind(build.runner)}{build.runner.target} {build.variant})" for build in builds
     ]
-    return ", ".join(shown) or f"none: run `nas runtime build {name}`"
+    return ", ".join(texts) or f"none: run `nas runtime build {name}`"
 
 
 def _kind(runner: Runner) -> str:
@@ -92,7 +92,7 @@ def build_runtime(
     aarch64-linux it downloads the libraries (18 MB) and the same compiler.
     """
     runtime = RUNTIMES[name]
-    with shown(f"building {name}") as log:
+    with activity(f"building {name}") as log:
         build = runtime.build(
             target, log=log, patched=patched, variant=variant, tools=tools, static=static, images=images
         )

@@ -189,9 +189,9 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
     for name in space.measured:
         load = space.workloads[name]
         out = "a vector for each" if load.encodes else f"{load.gen} out"
-        seen = f"{load.described_media()}, " if load.media else ""
+        media = f"{load.described_media()}, " if load.media else ""
         part = f", {at_once} at once" if (at_once := min(load.n_batch, load.n_ubatch)) < load.prompt else ""
-        size = f"{seen}{load.prompt} tokens in{part}, {out}, window {load.window}, {load.threads} thread(s)"
+        size = f"{media}{load.prompt} tokens in{part}, {out}, window {load.window}, {load.threads} thread(s)"
         yield "workload", f"{name}: {size}"
     for budget in space.budgets:
         yield "budget", _show_budget(budget)
@@ -330,8 +330,8 @@ def _show_knob(knob: Knob | ArgKnob) -> str:
     scope = ", per layer" if knob.scope == "layer" else ""
     if (step := _step(knob.choices)) and len(choices) > 3:
         return f"{choices[0]} to {choices[-1]}{f' by {step}' if step != 1 else ''}{scope}"
-    shown = choices if len(choices) <= _SHOWN_CHOICES else [*choices[: _SHOWN_CHOICES - 1], "...", choices[-1]]
-    return f"{' | '.join(shown)}{scope}"
+    parts = choices if len(choices) <= _SHOWN_CHOICES else [*choices[: _SHOWN_CHOICES - 1], "...", choices[-1]]
+    return f"{' | '.join(parts)}{scope}"
 
 
 def _step(choices: Sequence[Choice]) -> Scalar | None:

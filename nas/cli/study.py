@@ -246,8 +246,8 @@ def _elsewhere(study: str, results: Path, db: str | None, as_json: bool) -> None
         if ranking.error is None:
             table.append([*where, None, None, f"{TRUSTED} known models are needed"])
         for trial, (value, low, high) in sorted(zip(layouts, ranking.forecasts, strict=False), key=lambda row: row[1]):
-            shown = f"{value:.3g} {ranking.unit} ({low:.3g} to {high:.3g})"
-            table.append([*where, show_share(ranking.error or 0.0), trial, shown])
+            forecast = f"{value:.3g} {ranking.unit} ({low:.3g} to {high:.3g})"
+            table.append([*where, show_share(ranking.error or 0.0), trial, forecast])
     print_table(("device", "runtime", "metric", "models", "mean error", "trial", "forecast"), table)
 
 

@@ -61,7 +61,7 @@ def print_effects(view: EffectsView) -> None:
     """Prints the effects of knobs on the objectives, and a row for each value of each slice."""
     heads = list(map(_head, view.objectives, view.units))
     effects = [
-        (knob.name, f"{show_number(knob.least)} to {show_number(knob.greatest)}", *map(_shown, knob.effects))
+        (knob.name, f"{show_number(knob.least)} to {show_number(knob.greatest)}", *map(_show_interval, knob.effects))
         for knob in view.knobs
     ]
     print_table(("knob", "tried", *heads), effects, "Change from the least to the greatest value tried, all else equal")
@@ -70,7 +70,7 @@ def print_effects(view: EffectsView) -> None:
         return
     heads = list(map(_head, view.objectives, view.slice_units))
     slices = [
-        (along.knob, show_number(value), len(along.layouts), *(_shown(row[place]) for row in along.predicted))
+        (along.knob, show_number(value), len(along.layouts), *(_show_interval(row[place]) for row in along.predicted))
         for along in view.slices
         for place, value in enumerate(along.values)
     ]
@@ -82,7 +82,7 @@ def _head(name: str, unit: str | None) -> str:
     return f"{name} [{unit}]" if unit else name
 
 
-def _shown(interval: Interval | None) -> str:
+def _show_interval(interval: Interval | None) -> str:
     return show_figure(interval.value, interval.low, interval.high) if interval else "not known"
 
 
@@ -90,8 +90,8 @@ def say_result(report: Report) -> None:
     """Prints what the study found, why its search ended, and what it was measured beside."""
     if (headline := report.get("headline")) is not None:
         say(headline["text"])
-    if (ended := report.get("ended")) is not None:
-        say(f"the search ended: {ended['message']}")
+    if (end := report.get("ended")) is not None:
+        say(f"the search ended: {end['message']}")
     if (noise := report.get("noise")) is not None:
         say(noise["text"])
 

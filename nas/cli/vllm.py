@@ -16,7 +16,7 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.options import RepsOption, numbers_of, read_layout
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.units import show_figure, show_share
@@ -110,7 +110,7 @@ def command(
         raise InvalidInput("applies only if the argument is the URL of a running server", where="--model")
     usual_s = _REPLY_S if is_url else _START_S
     load = Load(prompt, gen, batches, reps, vocab or _VOCABULARY, deadline, usual_s if ready is None else ready)
-    with shown("waiting for the server") as log, _endpoint(subject, load, program, vocab) as (endpoint, load):
+    with activity("waiting for the server") as log, _endpoint(subject, load, program, vocab) as (endpoint, load):
         report = measure_server(endpoint, load, model, log)
     gpu, reason = (None, "the server does not tell it") if is_url else gpu_of_this_machine()
     report = {"subject": subject, "gpu": gpu, "gpu_reason": reason, "vocab": load.vocab, **report}
@@ -202,8 +202,8 @@ def _print(report: dict[str, Any]) -> None:
     rows = [
         [
             row["batch"],
-            *(_shown(row[name]) for name in ("ttft_ms", "ttft_p95_ms", "decode_p50_ms", "decode_p95_ms")),
-            _shown(row["throughput_tps"]),
+            *(_cell(row[name]) for name in ("ttft_ms", "ttft_p95_ms", "decode_p50_ms", "decode_p95_ms")),
+            _cell(row["throughput_tps"]),
             f"{row['throughput_tps']['value'] / first:.2f}",
         ]
         for row in batches
@@ -217,7 +217,7 @@ def _print(report: dict[str, Any]) -> None:
 _COLUMNS = ("batch", "TTFT, ms", "TTFT p95, ms", "p50, ms/token", "p95, ms/token", "tokens/s", "x first row")
 
 
-def _shown(figure: dict[str, Any]) -> str:
+def _cell(figure: dict[str, Any]) -> str:
     if figure["value"] is None:
         return "unknown"
     return show_figure(figure["value"], *figure["ci95"])

@@ -214,7 +214,7 @@ class Block:
     """One block of a layer: a kind and the arguments that differ from the kind's defaults, sorted by name."""
 
     kind: str
-    given: tuple[tuple[str, Scalar], ...] = ()
+    args: tuple[tuple[str, Scalar], ...] = ()
 
     @staticmethod
     def of(kind: str, **args: Scalar | None) -> Block:
@@ -239,7 +239,7 @@ class Block:
 
     def get(self, name: str) -> Scalar | None:
         """Returns the argument's value, or its default."""
-        for key, value in self.given:
+        for key, value in self.args:
             if key == name:
                 return value
         return self.spec.arg(name).default
@@ -252,7 +252,7 @@ class Block:
 
     def replace(self, **args: Scalar | None) -> Block:
         """Returns a copy with some arguments changed."""
-        return Block.of(self.kind, **(dict(self.given) | args))
+        return Block.of(self.kind, **(dict(self.args) | args))
 
     def resolve(self, d_model: builtins.int) -> Block:
         """Returns a copy in which arguments that follow from the width are filled in."""
@@ -291,24 +291,24 @@ def _parsed(text: str, role: Role) -> Block:
 @lru_cache(maxsize=1 << 14)
 def _resolved(block: Block, d_model: int) -> Block:
     derived = block.spec.derived(block, d_model)
-    return Block(block.kind, tuple(sorted((derived | dict(block.given)).items())))
+    return Block(block.kind, tuple(sorted((derived | dict(block.args)).items())))
 
 
 @lru_cache(maxsize=1 << 14)
 def _canonical(block: Block, d_model: int) -> Block:
     block.spec.check(block.resolve(d_model), d_model)
     derived = block.spec.derived(block, d_model)
-    return Block(block.kind, tuple((k, v) for k, v in block.given if derived.get(k) != v))
+    return Block(block.kind, tuple((k, v) for k, v in block.args if derived.get(k) != v))
 
 
 @lru_cache(maxsize=1 << 14)
 def _formatted(block: Block) -> str:
     values = {arg.name: block.get(arg.name) for arg in block.spec.args}
-    return block.spec.letter + _format_args(block.spec.syntax, values, dict(block.given))
+    return block.spec.letter + _format_args(block.spec.syntax, values, dict(block.args))
 
 
 def _format_args(syntax: str, values: Mapping[str, float | None], arguments: Mapping[str, float]) -> str:
-    """Formats a block's arguments: `values` fill the syntax, the other `given` ones follow by name."""
+    """Formats a block's arguments: `values` fill the syntax, the other `arguments` follow by name."""
     text = _OPTIONAL.sub(lambda m: m[1] if any(f in arguments for f in _FIELD.findall(m[1])) else "", syntax)
     text = _FIELD.sub(lambda m: _number(values[m[1]]), text)
     placed = set(_FIELD.findall(syntax))

@@ -56,7 +56,7 @@ class _Choices(BaseModel):
             return choices
         for choice in choices:
             if type(choice) not in cls._kinds or (isinstance(choice, float) and not math.isfinite(choice)):
-                raise ValueError(f"a choice must be a number, not {_shown(choice)}")
+                raise ValueError(f"a choice must be a number, not {_yaml(choice)}")
         return tuple(int(choice) if isinstance(choice, float) and choice.is_integer() else choice for choice in choices)
 
     @field_validator("choices", check_fields=False)
@@ -211,7 +211,7 @@ def _choice_problems(spec: BlockKind, name: str, knob: ArgKnob) -> Iterator[Init
     for choice in knob.choices:
         try:
             if isinstance(choice, bool) and arg.type is not bool:
-                raise InvalidInput(f"a choice must be a number, not {_shown(choice)}")
+                raise InvalidInput(f"a choice must be a number, not {_yaml(choice)}")
             if not isinstance(choice, str):
                 arg.check(choice, spec.name)
             elif choice != arg.same_as:
@@ -230,7 +230,7 @@ def _range(data: Mapping[str, Any]) -> dict[str, Any]:
     ends = {"min": data.get("min"), "max": data.get("max"), "step": data.get("step", 1)}
     for name, value in ends.items():
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise ValueError(f"a range needs numbers, such as {{min: 8, max: 16, step: 2}}; {name} is {_shown(value)}")
+            raise ValueError(f"a range needs numbers, such as {{min: 8, max: 16, step: 2}}; {name} is {_yaml(value)}")
     if "choices" in data:
         raise ValueError("give choices, or min and max, not both")
     low, high, step = (Fraction(str(value)) for value in ends.values())
@@ -250,7 +250,7 @@ def _range(data: Mapping[str, Any]) -> dict[str, Any]:
     return {"choices": choices, **{key: value for key, value in data.items() if key not in ends}}
 
 
-def _shown(value: Any) -> str:
+def _yaml(value: Any) -> str:
     """Returns a value as YAML writes it."""
     return "missing" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 

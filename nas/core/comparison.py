@@ -53,15 +53,15 @@ class Gain:
         return self.bounds(error)[1] < 0
 
 
-def gains(axes: Sequence[Axis], theirs: Sequence[Axis], dofs: Sequence[int | None] = ()) -> list[Gain]:
+def gains(axes: Sequence[Axis], reference: Sequence[Axis], dofs: Sequence[int | None] = ()) -> list[Gain]:
     """Returns the gains of a layout by one measurement of it and of the reference.
 
     Args:
         axes: its objectives.
-        theirs: those of the reference.
+        reference: the objectives of the reference.
         dofs: degrees of freedom of the stated deviations; left out: these are known.
     """
-    rows = zip(axes, theirs, dofs or [None] * len(axes), strict=True)
+    rows = zip(axes, reference, dofs or [None] * len(axes), strict=True)
     return [Gain(other.coordinate - axis.coordinate, together(axis.sd, other.sd), dof) for axis, other, dof in rows]
 
 
@@ -76,7 +76,7 @@ def is_better(of_layout: Sequence[Gain], error: float, worse_error: float) -> bo
     return any(gain.better(error) for gain in of_layout) and not any(gain.worse(worse_error) for gain in of_layout)
 
 
-def naming_order(axes: TrialAxes, theirs: Sequence[Axis], reference_point: Sequence[float]) -> list[int]:
+def naming_order(axes: TrialAxes, reference: Sequence[Axis], reference_point: Sequence[float]) -> list[int]:
     """Returns the trials of the front, those that stand out first: an order, which says nothing of how sure it is.
 
     First come those that are better than the reference somewhere and worse nowhere by the measured values, each by
@@ -90,7 +90,7 @@ def naming_order(axes: TrialAxes, theirs: Sequence[Axis], reference_point: Seque
     added = contributions(points[front], reference_point).tolist()
     error = tail(1)
     rows = [
-        (not is_better(gains(axes[trials[index]], theirs), error, error), -volume, trials[index])
+        (not is_better(gains(axes[trials[index]], reference), error, error), -volume, trials[index])
         for index, volume in zip(front, added, strict=True)
     ]
     return [trial for _, _, trial in sorted(rows)]

@@ -95,7 +95,7 @@ class MeasuredModel(FamilyRecord):
     searched: bool = Field(True, description="whether the search used this device")
 
 
-class Tried(FamilyRecord):
+class ConsideredLayout(FamilyRecord):
     """A layout that a size's small search considered."""
 
     layout: str
@@ -119,7 +119,7 @@ class Member(FamilyRecord):
     active: int
     non_embedding: int
     decisions: tuple[BuildDecision, ...]
-    tried: tuple[Tried, ...]
+    tried: tuple[ConsideredLayout, ...]
     measured: tuple[MeasuredModel, ...] = ()
 
 

@@ -312,15 +312,15 @@ class Layout:
         """Number of layers."""
         return len(self.layers)
 
-    def own(self, index: int) -> Layer:
+    def layer_at(self, index: int) -> Layer:
         """Returns the layer whose weights run at depth `index`: that layer, or the one it shares."""
         layer = self.layers[index]
         return layer if layer.share is None else self.layers[layer.share]
 
     def cache_source(self, index: int, mixer: int) -> tuple[int, int] | None:
         """Returns depth and mixer whose cache `mixer` at depth `index` reads (`kv=n`); None: its own, if any."""
-        block = self.own(index).mixers[mixer]
-        source = dict(block.given).get("kv")
+        block = self.layer_at(index).mixers[mixer]
+        source = dict(block.args).get("kv")
         if source is None:
             return None
         owner = _cache_owner(block, self.layers[int(source)], self.d_model)
@@ -338,8 +338,8 @@ class Layout:
             active += norms + sum(count.active for count in counts)
         for index, layer in enumerate(self.layers):
             if layer.share is not None:
-                active += self._norm_weights(self.own(index))
-                active += sum(_count(block, self.d_model).active for block in self.own(index).blocks)
+                active += self._norm_weights(self.layer_at(index))
+                active += sum(_count(block, self.d_model).active for block in self.layer_at(index).blocks)
         table = self.d_model * self.vocab
         tables = table if self.tied else 2 * table
         tower = self.tower.weights(self.d_model) if self.tower else 0
@@ -362,7 +362,7 @@ class Layout:
         return blocks + 2.0 * self.d_model * (self.vectors or self.vocab)
 
     def _sum(self, part: Callable[[Block], float]) -> float:
-        return sum(part(block) for i in range(self.depth) for block in self.own(i).blocks)
+        return sum(part(block) for i in range(self.depth) for block in self.layer_at(i).blocks)
 
 
 def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length: int = 1) -> Layout:
@@ -447,7 +447,7 @@ def _check_role(block: Block, role: Role) -> None:
 
 
 def _check_kv_source(block: Block, index: int, layers: Sequence[Layer], d_model: int) -> None:
-    source = dict(block.given).get("kv")
+    source = dict(block.args).get("kv")
     if source is None:
         return
     if source >= index or _cache_owner(block, layers[int(source)], d_model) is None:
@@ -515,7 +515,7 @@ def _layer_to_json(layer: Layer) -> dict[str, Any]:
 
 
 def _block_to_json(block: Block) -> dict[str, Scalar | str]:
-    return {"kind": block.kind, **dict(block.given)}
+    return {"kind": block.kind, **dict(block.args)}
 
 
 def _layer_from_json(data: Any) -> Layer:

@@ -20,9 +20,9 @@ def dominates(points: ArrayLike, others: ArrayLike) -> NDArray[np.bool_]:
     """
     a, b = np.asarray(points, dtype=float), np.asarray(others, dtype=float)
     no_worse, better = np.ones((len(a), len(b)), dtype=np.bool_), np.zeros((len(a), len(b)), dtype=np.bool_)
-    for mine, theirs in zip(a.T, b.T, strict=True):  # a few axes of many points: several times faster than at once
-        no_worse &= mine[:, None] <= theirs
-        better |= mine[:, None] < theirs
+    for axis, other in zip(a.T, b.T, strict=True):  # a few axes of many points: several times faster than at once
+        no_worse &= axis[:, None] <= other
+        better |= axis[:, None] < other
     return no_worse & better
 
 

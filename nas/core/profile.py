@@ -204,7 +204,7 @@ def _parts(layout: Layout) -> dict[Place, str | None]:
     """Returns the parts of a layout in order -> their code, such as C3 or swiglu:4608."""
     parts: dict[Place, str | None] = {(None, "embedding"): None}
     for index in range(layout.depth):
-        layer = layout.own(index)
+        layer = layout.layer_at(index)
         if layer.mixers:
             parts[index, "mixer"] = "&".join(block.format() for block in layer.mixers)
         if layer.ffn:

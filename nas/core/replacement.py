@@ -76,7 +76,7 @@ def slots_of(layout: Layout) -> tuple[Slot, ...]:
         Unsupported: layers share weights or caches, or have several mixers.
     """
     for i, layer in enumerate(layout.layers):
-        if layer.share is not None or len(layer.mixers) > 1 or any("kv" in dict(block.given) for block in layer.mixers):
+        if layer.share is not None or len(layer.mixers) > 1 or any("kv" in dict(block.args) for block in layer.mixers):
             raise Unsupported(
                 f"layer {i}: models whose layers share weights or caches, or have parallel mixers, cannot be adapted"
             )
@@ -88,7 +88,7 @@ def slots_of(layout: Layout) -> tuple[Slot, ...]:
 def lender_of(alternative: Alternative) -> Slot | None:
     """Returns the place whose keys and values a block reads (`kv=n`) and which keeps its trained block, if any."""
     block = block_of(alternative)
-    depth = dict(block.given).get("kv") if block else None
+    depth = dict(block.args).get("kv") if block else None
     return None if depth is None else Slot(int(depth), "mixer")
 
 

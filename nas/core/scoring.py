@@ -100,8 +100,8 @@ class BudgetCheck(BaseModel):
         return check_name(self.budget, self.key)
 
     def __str__(self) -> str:
-        shown = "unknown" if self.value is None else f"{self.value:.4g} {self.unit}".rstrip()
-        return f"{self.name}: {shown}, limit {self.limit:.4g} {self.unit}".rstrip()
+        text = "unknown" if self.value is None else f"{self.value:.4g} {self.unit}".rstrip()
+        return f"{self.name}: {text}, limit {self.limit:.4g} {self.unit}".rstrip()
 
 
 class Axis(BaseModel):

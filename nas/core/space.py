@@ -850,7 +850,7 @@ def _derived_blocks(role: Role, layouts: Sequence[Layout]) -> Iterator[BlockSpac
     """Yields the kinds of blocks of a role, each with the values of the arguments that are given somewhere."""
     used = [{block for layer in layout.layers for block in layer.blocks} for layout in layouts]
     for kind in sorted({block.kind for blocks in used for block in blocks if block.spec.role == role}):
-        named = {name for blocks in used for block in blocks if block.kind == kind for name, _ in block.given}
+        named = {name for blocks in used for block in blocks if block.kind == kind for name, _ in block.args}
         knobs = {}
         for arg in BLOCKS[kind].args:
             values = [

@@ -244,8 +244,8 @@ def _names(url: str, context: ssl.SSLContext) -> list[str]:
         socket.create_connection((parts.hostname or "", parts.port or 443), _TIMEOUT_S) as plain,
         any_name.wrap_socket(plain) as tls,
     ):
-        shown: Any = (tls.getpeercert() or {}).get("subjectAltName", ())
-        return [str(name) for kind, name in shown if kind in ("DNS", "IP Address")]
+        names: Any = (tls.getpeercert() or {}).get("subjectAltName", ())
+        return [str(name) for kind, name in names if kind in ("DNS", "IP Address")]
     return []
 
 

@@ -192,9 +192,9 @@ class MixerContract(BlockContract):
     def test_depends_on_no_later_token(self, module: Mixer, x: Tensor) -> None:
         x.requires_grad_()
         for t in (0, LENGTH // 2, LENGTH - 2):
-            (seen,) = torch.autograd.grad(module(x)[0][:, t].square().sum(), x)
-            assert seen[:, t].abs().max() > 0
-            assert torch.all(seen[:, t + 1 :] == 0)
+            (gradient,) = torch.autograd.grad(module(x)[0][:, t].square().sum(), x)
+            assert gradient[:, t].abs().max() > 0
+            assert torch.all(gradient[:, t + 1 :] == 0)
 
     def test_state_is_as_large_as_counted(self, block: Block, module: Mixer, x: Tensor) -> None:
         numbers = sum(tensor.numel() for tensor in module(x)[1]) // BATCH

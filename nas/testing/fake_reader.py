@@ -44,8 +44,8 @@ class FakeReader:
             return
         parts = pattern.split("/")
         for path in sorted(self.files):
-            there = path.split("/")
-            if len(there) == len(parts) and all(map(fnmatchcase, there, parts)):
+            segments = path.split("/")
+            if len(segments) == len(parts) and all(map(fnmatchcase, segments, parts)):
                 yield path
 
     def _get(self, path: str) -> str | OSError:

@@ -86,6 +86,6 @@ class GateContract:
         quantisation = runtime.quantisations[0]
         weights = checkpoint(self.layout, tmp_path / "right")
         runtime.export(self.layout, quantisation, weights, tmp_path / "model")
-        gone = runtime.runner(self.target).model_copy(update={"build": hashlib.sha256(b"gone").hexdigest()})
+        runner = runtime.runner(self.target).model_copy(update={"build": hashlib.sha256(b"gone").hexdigest()})
         with pytest.raises(InfrastructureFailed):
-            runtime.gate(self.layout, quantisation, weights, tmp_path / "model", gone)
+            runtime.gate(self.layout, quantisation, weights, tmp_path / "model", runner)

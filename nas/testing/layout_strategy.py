@@ -26,7 +26,7 @@ def attention(draw: st.DrawFn, d_model: int) -> Block:
 @st.composite
 def sliding_window(draw: st.DrawFn, d_model: int) -> Block:
     """Draws a sliding-window attention block that is valid at `d_model`."""
-    heads = dict(draw(attention(d_model)).given)
+    heads = dict(draw(attention(d_model)).args)
     return Block.of("swa", window=draw(st.integers(1, 4096)), sink=draw(st.none() | st.booleans()), **heads)
 
 

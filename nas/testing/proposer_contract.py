@@ -98,11 +98,11 @@ class ProposerContract:
 
     def test_order_of_telling_does_not_matter(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
         forward, backward = self.start(factory, problem), self.start(factory, problem)
-        seen = [problem.observe(proposal.layout) for proposal in forward.ask(10)]
+        observations = [problem.observe(proposal.layout) for proposal in forward.ask(10)]
         backward.ask(10)
-        for observation in seen:
+        for observation in observations:
             forward.tell(observation)
-        for observation in reversed(seen):
+        for observation in reversed(observations):
             backward.tell(observation)
         assert forward.ask(2) == backward.ask(2)
 
@@ -129,13 +129,15 @@ class ProposerContract:
     ) -> None:
         proposer = self.start(factory, problem)
         for index, proposal in enumerate(proposer.ask(12)):
-            seen = problem.observe(proposal.layout)
-            device = {name: value for name, value in seen.objectives.items() if name != "quality"}
+            observation = problem.observe(proposal.layout)
+            device = {name: value for name, value in observation.objectives.items() if name != "quality"}
             observations = (
                 Observation(proposal.layout, "failed"),
-                Observation(proposal.layout, "running", device, seen.constraints),
-                Observation(proposal.layout, "stopped", device | {"quality": 2.5 + index / 100}, seen.constraints, 0),
-                Observation(proposal.layout, "infeasible", device, seen.constraints),
+                Observation(proposal.layout, "running", device, observation.constraints),
+                Observation(
+                    proposal.layout, "stopped", device | {"quality": 2.5 + index / 100}, observation.constraints, 0
+                ),
+                Observation(proposal.layout, "infeasible", device, observation.constraints),
             )
             proposer.tell(observations[index % 4])
         assert len(proposer.ask(3)) == 3
@@ -167,8 +169,8 @@ class ProposerContract:
         proposals = []
         while batch := proposer.ask(1):
             proposals += batch
-            seen = problem.observe(batch[0].layout)
-            proposer.tell(Observation(seen.layout, "complete", {"quality": 2.5} | dict(seen.objectives)))
+            observation = problem.observe(batch[0].layout)
+            proposer.tell(Observation(observation.layout, "complete", {"quality": 2.5} | dict(observation.objectives)))
         assert len({proposal.layout.id for proposal in proposals}) == len(proposals) == 8
 
     def test_a_list_is_tried_to_its_end(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:

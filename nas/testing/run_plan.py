@@ -22,7 +22,7 @@ def run_plan(plan: Plan, runner_folder: Path, inputs: Mapping[str, Path]) -> Raw
     """
     paths = {name: str(path) for name, path in inputs.items()}
     argv = [str(runner_folder / plan.runner.main), *(_fill(arg, paths) for arg in plan.args)]
-    started, begun = time.time(), time.monotonic()
+    started_at, start = time.time(), time.monotonic()
     process = subprocess.Popen(
         argv, env=dict(plan.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -37,10 +37,10 @@ def run_plan(plan: Plan, runner_folder: Path, inputs: Mapping[str, Path]) -> Raw
         exit_code=process.returncode,
         stdout=out[: plan.output_limit].decode(errors="replace"),
         stderr_tail=err[-4096:].decode(errors="replace"),
-        wall_s=time.monotonic() - begun,
+        wall_s=time.monotonic() - start,
         timed_out=timed_out,
         truncated=len(out) > plan.output_limit,
-        started_at=started,
+        started_at=started_at,
     )
 
 

@@ -100,9 +100,11 @@ class SyntheticProblem:
         """Returns the figures with noise: always the same for the same layout."""
         rng = np.random.default_rng([31, self.seed, int(layout.id[:12], 16)])
         truth = self.truth(layout)
-        seen = {name: value * math.exp(rng.normal(0, self.noise)) for name, value in truth.items() if name != "quality"}
-        constraints = self._excess(seen)
-        objectives = {"latency": math.log(seen["decode"]), "memory": math.log(seen["memory"])}
+        figures = {
+            name: value * math.exp(rng.normal(0, self.noise)) for name, value in truth.items() if name != "quality"
+        }
+        constraints = self._excess(figures)
+        objectives = {"latency": math.log(figures["decode"]), "memory": math.log(figures["memory"])}
         if max(constraints.values()) > 0:
             return Observation(layout, "infeasible", objectives, constraints)
         objectives["quality"] = truth["quality"] + rng.normal(0, self.noise)

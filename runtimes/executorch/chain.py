@@ -126,7 +126,7 @@ class _Builder:
 
     def _layer(self, depth: int) -> None:
         share = self.layout.layers[depth].share
-        owner, layer = depth if share is None else share, self.layout.own(depth)
+        owner, layer = depth if share is None else share, self.layout.layer_at(depth)
         for j, block in enumerate(layer.mixers):
             (program,) = self._programs(block, "mixers", owner)
             method = self._method(owner, f"mixer{j}", Method(program, f"layers.{owner}.", j))

@@ -90,13 +90,13 @@ class Moment:
         at: position of the first token.
         begins: [1], whether that is the first of a text.
         turns: cosines and sines [1, S, 1, half of what turns] by RoPE base, numbers that turn, and divisors of angles.
-        seen: rows to write [1, S] and masks [S, R] by window.
+        windows: rows to write [1, S] and masks [S, R] by window.
     """
 
     at: int
     begins: Tensor
     turns: dict[Turn, tuple[Tensor, Tensor]]
-    seen: dict[int, tuple[Tensor, Tensor]]
+    windows: dict[int, tuple[Tensor, Tensor]]
 
 
 class Rope(nn.Module):
@@ -160,13 +160,13 @@ class KeyValueCache(nn.Module):
         """Writes what a chunk adds, [1, S, KV, head_dim] each."""
         for new, rows in ((keys, self.keys), (values, self.values)):
             if self.window:
-                torch.ops.llama.update_cache_with_indices(new, rows, 0, moment.seen[self.window][0])
+                torch.ops.llama.update_cache_with_indices(new, rows, 0, moment.windows[self.window][0])
             else:
                 torch.ops.llama.update_cache(new, rows, moment.at)
 
     def attend(self, q: Tensor, moment: Moment) -> Tensor:
         """Maps q [1, S, H, head_dim] to the same shape."""
-        mask = moment.seen[self.window][1] if self.window else None
+        mask = moment.windows[self.window][1] if self.window else None
         mixed: Tensor = torch.ops.llama.custom_sdpa(q, self.keys, self.values, moment.at, mask, 0.0, mask is None)
         return mixed
 
@@ -303,8 +303,8 @@ class WholeGraph(nn.Module):
         for fits in (at >= 0, at + length <= self.context):
             torch._check(fits)  # type: ignore[no-untyped-call]
         turns = {turn: rope(at, length) for turn, rope in zip(self.turns, self.ropes, strict=True)}
-        seen = {window: sees(position, length) for window, sees in zip(self.lengths, self.windows, strict=True)}
-        return Moment(at, position == 0, turns, seen)
+        windows = {window: sees(position, length) for window, sees in zip(self.lengths, self.windows, strict=True)}
+        return Moment(at, position == 0, turns, windows)
 
 
 def _turn(attend: Attend, program: Program) -> Turn | None:

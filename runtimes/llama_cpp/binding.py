@@ -499,8 +499,8 @@ def _quantise(
 ) -> None:
     import llama_cpp
 
-    said: list[bytes] = []
-    keep = llama_cpp.llama_log_callback(lambda level, text, data: said.append(text))
+    messages: list[bytes] = []
+    keep = llama_cpp.llama_log_callback(lambda level, text, data: messages.append(text))
     llama_cpp.llama_log_set(keep, ctypes.c_void_p())
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.pure = ftype, threads, types is not None
@@ -519,7 +519,7 @@ def _quantise(
             row.name, row.data, row.size = name.encode(), data, values.size
         params.imatrix = matrix
     if llama_cpp.llama_model_quantize(source.encode(), destination.encode(), params):
-        raise SystemExit(b"".join(said[-5:]).decode(errors="replace"))
+        raise SystemExit(b"".join(messages[-5:]).decode(errors="replace"))
 
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
@@ -676,8 +676,8 @@ def _diverge(model: str, folder: str, threads: int) -> dict[str, list[float]]:
     kl, nats, same = [], [], []
     for row, stored, best in zip(rows, predictions, top, strict=True):
         session.reset()
-        likely, theirs = _log_softmax(session.feed(row[:-1].tolist())), stored.astype(np.float32)
-        kl.append(float((np.exp(theirs) * (theirs - likely)).sum(-1).mean()))
+        likely, reference = _log_softmax(session.feed(row[:-1].tolist())), stored.astype(np.float32)
+        kl.append(float((np.exp(reference) * (reference - likely)).sum(-1).mean()))
         nats.append(-float(np.take_along_axis(likely, row[1:, None].astype(np.int64), -1).sum()))
         same.append(float((likely.argmax(-1) == best).mean()))
     return Divergence(kl, nats, sizes.tolist(), same)._asdict()

@@ -194,7 +194,7 @@ def _includes(tree: Path) -> list[str]:
 
 def _progress(log: Log) -> Callable[[str], None]:
     """Turns ninja's '[12/78]' into a line for every tenth of the way, with the estimated remaining time."""
-    begun, logged = time.monotonic(), 0
+    start, logged = time.monotonic(), 0
 
     def on_line(line: str) -> None:
         nonlocal logged
@@ -204,7 +204,7 @@ def _progress(log: Log) -> Callable[[str], None]:
         done, total = int(match[1]), int(match[2])
         if done * 10 // total > logged:
             logged = done * 10 // total
-            remaining = (time.monotonic() - begun) * (total - done) / done
+            remaining = (time.monotonic() - start) * (total - done) / done
             log(f"compiling: {done} of {total}, about {remaining:.0f} s left")
 
     return on_line

@@ -84,12 +84,12 @@ class GgufKind:
 
 def mixers_by_layer(layout: Layout) -> list[list[Block]]:
     """Returns the mixers that run at each depth, resolved."""
-    return [[block.resolve(layout.d_model) for block in layout.own(depth).mixers] for depth in range(layout.depth)]
+    return [[block.resolve(layout.d_model) for block in layout.layer_at(depth).mixers] for depth in range(layout.depth)]
 
 
 def feed_forwards_by_layer(layout: Layout) -> list[list[Block]]:
     """Returns the feed-forward that runs at each depth, resolved; none or one."""
-    ffns = [layout.own(depth).ffn for depth in range(layout.depth)]
+    ffns = [layout.layer_at(depth).ffn for depth in range(layout.depth)]
     return [[block.resolve(layout.d_model)] if block else [] for block in ffns]
 
 
@@ -152,7 +152,7 @@ def one_rope_base(what: str, blocks: Sequence[Block]) -> Iterable[str]:
 def _attention_parts(block: Block, width: int) -> Iterator[Part]:
     heads, head_dim = block.int("heads"), block.int("head_dim")
     q, kv = heads * head_dim, block.int("kv_heads") * head_dim
-    own_cache = dict(block.given).get("kv") is None
+    own_cache = dict(block.args).get("kv") is None
     yield Part("attn_q.weight", (q, width), "q.weight")
     if own_cache:
         yield Part("attn_k.weight", (kv, width), "k.weight")

@@ -239,10 +239,10 @@ def attend_f16(
     total, mixed = torch.zeros_like(greatest), values.new_zeros(*q.shape[:-1], values.shape[-1])
     for key in range(scores.shape[-1]):
         score = scores[..., key, None]
-        seen = score > -torch.inf
+        is_visible = score > -torch.inf
         before, greatest = greatest, torch.maximum(greatest, score)
-        shrink = torch.where(seen, (before - greatest).exp(), 1.0)
-        weight = torch.where(seen, (score - greatest).exp(), 0.0)
+        shrink = torch.where(is_visible, (before - greatest).exp(), 1.0)
+        weight = torch.where(is_visible, (score - greatest).exp(), 0.0)
         mixed = _f16(_f16(mixed * shrink) + values[..., key, None, :] * weight)
         total = total * shrink + weight
     return mixed / total

@@ -275,7 +275,7 @@ def _lfm2_rules(layout: Layout, attention: list[Block], convs: list[Block]) -> I
 
 def _recurrent_rules(layout: Layout, arch: str, attention: list[Block]) -> Iterable[str]:
     recurrent = of_kind(mixers(layout), _RECURRENT[arch])
-    yield from one_per_model(f"shape of {recurrent[0].kind}", recurrent, lambda block: block.given)
+    yield from one_per_model(f"shape of {recurrent[0].kind}", recurrent, lambda block: block.args)
     yield from one_per_model("key-value head count", attention, "kv_heads")
     refused = ["qkv_bias", "qk_norm_wide", "softcap", "rope_tokens"]
     refused += [] if arch == QWEN35 else ["qk_norm", "rope_dim"]

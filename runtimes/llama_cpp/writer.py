@@ -334,7 +334,7 @@ def _add_patched(writer: GGUFWriter, layout: Layout) -> None:
 def _cache_layers(layout: Layout) -> list[int]:
     """Returns for each depth 1 + the depth whose cache its attention reads, 0 where that is its own or none."""
     sources = [
-        [layout.cache_source(depth, mixer) for mixer in range(len(layout.own(depth).mixers))]
+        [layout.cache_source(depth, mixer) for mixer in range(len(layout.layer_at(depth).mixers))]
         for depth in range(layout.depth)
     ]
     return [sum(1 + source[0] for source in layer if source) for layer in sources]

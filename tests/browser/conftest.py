@@ -43,7 +43,7 @@ class Watched:
     """What a page must not do, as it was seen; `expected`: parts of messages that its test brings about itself."""
 
     origin: str
-    seen: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
 
     def watch(self, page: Page) -> None:
@@ -56,7 +56,7 @@ class Watched:
         page.on("request", lambda request: self.ask(request.url))
 
     def note(self, kind: str, text: str) -> None:
-        self.seen.append(f"{kind}: {text}")
+        self.messages.append(f"{kind}: {text}")
 
     def ask(self, url: str) -> None:
         if urlsplit(url).scheme not in ("blob", "data") and not url.startswith(f"{self.origin}/"):
@@ -65,7 +65,7 @@ class Watched:
     @property
     def faults(self) -> list[str]:
         """What no test brought about."""
-        return [message for message in self.seen if not any(part in message for part in self.expected)]
+        return [message for message in self.messages if not any(part in message for part in self.expected)]
 
 
 @pytest.fixture(scope="session")

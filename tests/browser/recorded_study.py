@@ -114,8 +114,8 @@ def _tell(store: Store, study: int, trial: int, row: dict[str, Any], space: Sear
             note = {"what": "quality", "rung": 0, "quality": quality}
             trials.add_event(store, study, trial, EventKind.PROGRESS, note)
     figures = row["objectives"], row.get("constraints", {}), row.get("rung"), row["noise"]
-    seen = Observed(Observation(Layout.parse(row["layout"]), row["status"], *figures))
-    trials.add_event(store, study, trial, EventKind.PROGRESS, seen.to_json())
+    event = Observed(Observation(Layout.parse(row["layout"]), row["status"], *figures))
+    trials.add_event(store, study, trial, EventKind.PROGRESS, event.to_json())
 
 
 def _figures(row: dict[str, Any]) -> dict[str, Figure]:

@@ -110,9 +110,9 @@ def test_tables_are_tables_for_screen_readers_on_a_phone(page: Page, finished: s
     elements = {
         "table": "table", "row": "tr", "columnheader": "thead th", "rowheader": "th[scope=row], .u-legend th",
     }  # fmt: skip
-    there = {role: page.locator(tag).filter(visible=True).count() for role, tag in elements.items()}
-    assert there["row"] > there["table"] > 1
-    assert {role: roles[role] for role in elements} == there
+    counts = {role: page.locator(tag).filter(visible=True).count() for role, tag in elements.items()}
+    assert counts["row"] > counts["table"] > 1
+    assert {role: roles[role] for role in elements} == counts
 
 
 def test_from_the_list_to_a_comparison(page: Page, finished: str) -> None:

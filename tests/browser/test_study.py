@@ -122,8 +122,8 @@ def test_a_place_shows_its_own_figures(wide: Page) -> None:
     keys = [key for key in state(wide, "page.data.axes.filter((axis) => axis.place).map((axis) => axis.key)")]
     assert len(places) == 3 and keys
     wide.select_option("select[name=x1]", keys[0])
-    shown = state(wide, f"page.data.axis('{keys[0]}').place")
-    other = next(place for place in places if place not in ("", shown))
+    default = state(wide, f"page.data.axis('{keys[0]}').place")
+    other = next(place for place in places if place not in ("", default))
     wide.select_option("select[name=place]", other)
     expect(wide).to_have_url(re.compile("place="))
     expect(wide.locator(".panel[data-panel='1'] .plot")).to_have_attribute("aria-label", re.compile(re.escape(other)))

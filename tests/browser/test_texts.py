@@ -27,9 +27,9 @@ def test_scripts_show_numbers_as_the_server_does(page: Page, finished: str) -> N
 @pytest.mark.parametrize("context", [{"timezone_id": "Asia/Tokyo", "locale": "en-GB"}], indirect=True)
 def test_times_are_from_now_and_in_the_visitor_s_zone_on_hover(page: Page, finished: str) -> None:
     page.goto(f"{finished}/study")
-    shown = page.locator("time").first
-    expect(shown).to_have_text(re.compile(r"^\d+ (s|min|h|d) ago$"))
-    expect(shown).to_have_attribute("title", re.compile(r"GMT\+9|JST"))
+    time = page.locator("time").first
+    expect(time).to_have_text(re.compile(r"^\d+ (s|min|h|d) ago$"))
+    expect(time).to_have_attribute("title", re.compile(r"GMT\+9|JST"))
     texts = page.evaluate(
         """async () => {
           const { fromNow } = await import("/assets/dashboard.js");

@@ -210,8 +210,8 @@ class RemoteFaults:
             observer=Observer(transport),
             clock=SystemClock(),
         )
-        said = [raw.stdout for pair in done.pairs for raw in (pair.reference, pair.candidate) if raw]
-        assert said == ["library RECIPE"] * 4
+        outputs = [raw.stdout for pair in done.pairs for raw in (pair.reference, pair.candidate) if raw]
+        assert outputs == ["library RECIPE"] * 4
         assert done.pairs[0].candidate.conditions.free_memory_mb
 
     def test_the_device_is_described(self, transport: ShellTransport) -> None:

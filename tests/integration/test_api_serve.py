@@ -96,7 +96,7 @@ def test_it_serves_this_machine_and_others_until_it_is_told_to_stop(lab: Lab, cl
         store = lab.store()
         until(lambda: any(row.agent.startswith("local-") for row in devices.all(store)), LIMIT_S)
         client = enrol(invite(store, lab.home, address.url), "host", clients)
-        begun = time.monotonic()
+        start = time.monotonic()
         id = queue(store)  # by this process, not by the one that serves
         job = take(client)
         assert job is not None
@@ -107,7 +107,7 @@ def test_it_serves_this_machine_and_others_until_it_is_told_to_stop(lab: Lab, cl
             client.post("/v1/lease", json={"agent": "host", "device": "phone", "wait_s": 20}, timeout=hasty)
         process.send_signal(signal.SIGTERM)
         done = finish(process)
-        assert time.monotonic() - begun < 60
+        assert time.monotonic() - start < 60
     assert address.url in done.stdout
     assert address.ca_sha256 in done.stdout
     assert "nas agent enrol" in done.stderr

@@ -87,9 +87,9 @@ def test_a_study_outlives_the_coordinator_that_started_it(lab: Lab, monkeypatch:
             first.wait()
             with coordinator(lab, "--port", address.url.rpartition(":")[2]):
                 done = finish(launch)
-                shown = lab.json_here("study", "show", "mine")
-    assert json.loads(done.stdout) == shown
-    assert (shown["state"], shown["trials"]["proposed"]) == ("complete", 1)
+                report = lab.json_here("study", "show", "mine")
+    assert json.loads(done.stdout) == report
+    assert (report["state"], report["trials"]["proposed"]) == ("complete", 1)
     assert "retrying in" in done.stderr
     # One process did it all: nobody started a second one.
     log = (lab.home / "studies" / "mine" / "launch.log").read_text()

@@ -64,8 +64,8 @@ def cluster(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_node_is_lost_while_it_trains(
     cluster: Any, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = {"NAS_HOME": str(tmp_path / "there"), "NAS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, env_vars=there)
+    variables = {"NAS_HOME": str(tmp_path / "there"), "NAS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, env_vars=variables)
     with lab.start(*lab.launch("far", "--trials", "1", "--ray-address", cluster.address)) as launch:
         try:
             lost = _kill_while_it_trains(launch, cluster, node, tmp_path / "there" / "work" / "elsewhere")
@@ -85,14 +85,14 @@ def test_a_node_is_lost_while_it_trains(
 
 def _kill_while_it_trains(launch: subprocess.Popen[str], cluster: Any, node: Any, folder: Path) -> str:
     """Kills the node in the middle of a training, once another has come home from it; returns its key."""
-    seen: set[str] = set()
+    trainings: set[str] = set()
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         if launch.poll() is not None:
             finish(launch)  # says why it ended
         keys = {path.name for path in folder.glob("*")}
-        seen |= keys
-        if keys and seen - keys:
+        trainings |= keys
+        if keys and trainings - keys:
             # Trainings stop at their next step for whoever measures, so that this one is neither done nor between two.
             with HostLock(host_lock_folder()).exclusive(LIMIT_S):
                 inside = [key for key in keys if _at_work(folder / key)]

@@ -84,22 +84,22 @@ def test_a_phone_describes_itself(phone: ShellTransport) -> None:
 def test_a_phones_services_are_read(phone: ShellTransport) -> None:
     observer = Observer(phone)
     before = observer.before()
-    there = observer.after(before, run(phone, "sleep 0.6"))
+    conditions = observer.after(before, run(phone, "sleep 0.6"))
     # Debian's kernel for this machine may have sensors, which come first; this one's services are asked where not.
-    assert (there.screen_on, there.power_saver, there.battery_status) == (True, True, "Full")
-    assert (there.charger, there.thermal_status) == ("USB", 2)
-    assert there.free_disk_mb is not None and there.free_disk_mb > 0
-    assert there.interval_s is not None and there.interval_s >= 0.6
-    assert there.foreign_cpu is not None
+    assert (conditions.screen_on, conditions.power_saver, conditions.battery_status) == (True, True, "Full")
+    assert (conditions.charger, conditions.thermal_status) == ("USB", 2)
+    assert conditions.free_disk_mb is not None and conditions.free_disk_mb > 0
+    assert conditions.interval_s is not None and conditions.interval_s >= 0.6
+    assert conditions.foreign_cpu is not None
 
 
 def test_a_box_over_ssh(box: ShellTransport) -> None:
     device = describe(box, transport="ssh", pinned_to=[0])
     assert (device.target, device.pinned_to, device.abis) == ("x86_64-linux", (0,), ())
     observer = Observer(box)
-    there = observer.after(observer.before(), run(box, "exit 0"))
-    assert there.unread["screen_on"] == android.NO_ANDROID
-    assert there.load_1min is not None and there.free_disk_mb is not None and there.oom_kills is not None
+    conditions = observer.after(observer.before(), run(box, "exit 0"))
+    assert conditions.unread["screen_on"] == android.NO_ANDROID
+    assert conditions.load_1min is not None and conditions.free_disk_mb is not None and conditions.oom_kills is not None
 
 
 def test_a_service_that_floods_is_cut(phone: ShellTransport, tmp_path: Path) -> None:

@@ -212,8 +212,8 @@ def test_a_device_in_a_container_of_one_core(keys: Path, tmp_path: Path) -> None
 @pytest.mark.needs("control groups")
 def test_a_container_with_a_quota_of_processor_time_is_throttled(keys: Path, tmp_path: Path) -> None:
     with quota(0.2) as group:
-        shown = "{ mount -t cgroup -o cpu all run/groups || mount -t cgroup2 all run/groups; }"
-        setup = f"mkdir run/groups && {shown} && mount --bind run/groups/{group.name} sys/fs/cgroup"
+        mount = "{ mount -t cgroup -o cpu all run/groups || mount -t cgroup2 all run/groups; }"
+        setup = f"mkdir run/groups && {mount} && mount --bind run/groups/{group.name} sys/fs/cgroup"
         with sshd(tmp_path / "device", tmp_path / "keys", setup=setup, group=group) as machine:
             pin(address(machine), host_key(address(machine)), tmp_path / "keys")
             transport = ShellTransport(SshWire(address(machine), tmp_path / "keys"))

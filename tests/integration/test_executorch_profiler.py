@@ -37,8 +37,8 @@ def test_every_layer_is_timed(profile: Profile) -> None:
         layers = {(0, "mixer"), (1, "ffn"), *((layer, part) for layer in range(2, 6) for part in ("mixer", "ffn"))}
         assert parts == {(None, "embedding"), (None, "head"), *layers}
         assert 0 < phase.sum_ns <= phase.profiled_ns and phase.whole_ns > 0
-    shown = summary(profile, LAYOUT)
-    for rows in (shown["parts"], shown["operators"]):
+    tables = summary(profile, LAYOUT)
+    for rows in (tables["parts"], tables["operators"]):
         for share in ("prefill_share", "decode_share"):
             assert sum(row[share] for row in rows) == pytest.approx(1.0)
 

@@ -112,15 +112,15 @@ def come_and_go(host: Host, coordinator: TlsCoordinator) -> None:
     until(lambda: set(coordinator.online()) == {"ssh", "adb"})
     box, phone = (coordinator.online()[transport].id for transport in ("ssh", "adb"))
     for name, device in (("on-box", box), ("on-phone", phone)):
-        done = coordinator.ended(coordinator.queue(device, name, f"echo {name}"))
+        done = coordinator.wait_for(coordinator.queue(device, name, f"echo {name}"))
         assert done.result is not None and done.result.pairs[0].candidate.stdout == f"{name}\n"
     remote, local = "/began", host.box.root / "began"
     twice = coordinator.queue(box, "twice", f"[ -e {remote} ] && echo again && exit; touch {remote}; sleep 60")
     until(local.exists)
     with host.box.cut():
         until(lambda: set(coordinator.online()) == {"adb"})
-        assert coordinator.ended(coordinator.queue(phone, "meanwhile", "echo meanwhile")).state is JobState.DONE
-    done = coordinator.ended(twice)
+        assert coordinator.wait_for(coordinator.queue(phone, "meanwhile", "echo meanwhile")).state is JobState.DONE
+    done = coordinator.wait_for(twice)
     assert done.result is not None and done.result.pairs[0].candidate.stdout == "again\n"
     assert done.attempts == 2
     assert set(coordinator.online()) == {"ssh", "adb"}

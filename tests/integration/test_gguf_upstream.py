@@ -173,9 +173,9 @@ def model_with_tokenizer(folder: Path, name: str) -> Path:
 def test_a_gguf_file_is_its_folder(name: str, converter: Converter, tmp_path: Path) -> None:
     folder = model_with_tokenizer(tmp_path / "in", name)
     converter.convert(folder, tmp_path / "theirs.gguf", pre="qwen2")
-    ours = import_model(folder, tmp_path / "folder.safetensors")
+    reference = import_model(folder, tmp_path / "folder.safetensors")
     read = import_model(tmp_path / "theirs.gguf", tmp_path / "gguf.safetensors")
-    assert read.layout == ours.layout
+    assert read.layout == reference.layout
     expected, actual = load_file(tmp_path / "folder.safetensors"), load_file(tmp_path / "gguf.safetensors")
     assert expected.keys() == actual.keys()
     for tensor in expected:
@@ -196,25 +196,25 @@ def test_our_files_equal_those_of_the_converter(name: str, converter: Converter,
     vocabulary = tokenizer.tokenizer.vocabulary(layout.vocab)
     checkpoint = Checkpoint(weights, sha256_of(weights))
     LLAMA_CPP.export_trained(layout, "f32", checkpoint, tmp_path / "ours.gguf", "m", vocabulary, tokenizer.context)
-    theirs, ours = GgufFile.read(tmp_path / "theirs.gguf"), GgufFile.read(tmp_path / "ours.gguf")
-    arch = theirs.header.arch
-    assert ours.header.arch == arch
-    short = {key: key.removeprefix(f"{arch}.") for key in {*theirs.fields, *ours.fields}}
-    one_sided = {short[key] for key in theirs.fields.keys() ^ ours.fields.keys()} - OF_TRANSFORMERS
+    reference, candidate = GgufFile.read(tmp_path / "theirs.gguf"), GgufFile.read(tmp_path / "ours.gguf")
+    arch = reference.header.arch
+    assert candidate.header.arch == arch
+    short = {key: key.removeprefix(f"{arch}.") for key in {*reference.fields, *candidate.fields}}
+    one_sided = {short[key] for key in reference.fields.keys() ^ candidate.fields.keys()} - OF_TRANSFORMERS
     assert one_sided <= MORE.keys(), one_sided - MORE.keys()
     differing = {"general.name", "general.size_label", "general.file_type", f"{arch}.full_attention_interval"}
     if arch == "granitehybrid":  # without positions, any length is the converter's
         differing.add(f"{arch}.context_length")
-    both = theirs.fields.keys() & ours.fields.keys() - differing
+    both = reference.fields.keys() & candidate.fields.keys() - differing
     for key in both:
-        assert ours.fields[key] == theirs.fields[key], key
-    assert theirs.tensors.keys() == ours.tensors.keys()
-    for tensor, stored in theirs.tensors.items():
-        assert (stored.kind, stored.shape) == (ours.tensors[tensor].kind, ours.tensors[tensor].shape), tensor
+        assert candidate.fields[key] == reference.fields[key], key
+    assert reference.tensors.keys() == candidate.tensors.keys()
+    for tensor, stored in reference.tensors.items():
+        assert (stored.kind, stored.shape) == (candidate.tensors[tensor].kind, candidate.tensors[tensor].shape), tensor
         computed = tensor.endswith(("rope_freqs.weight", ".ssm_a", ".ssm_in.weight", ".attn_k.weight"))
         digits = 1e-6 if computed or arch == "qwen35" else 0.0  # in float32 there, or in another order
-        np.testing.assert_allclose(ours.values(tensor), theirs.values(tensor), rtol=digits, err_msg=tensor)
-    assert len(GGUFReader(tmp_path / "ours.gguf").tensors) == len(ours.tensors)
+        np.testing.assert_allclose(candidate.values(tensor), reference.values(tensor), rtol=digits, err_msg=tensor)
+    assert len(GGUFReader(tmp_path / "ours.gguf").tensors) == len(candidate.tensors)
     assert import_model(tmp_path / "ours.gguf", tmp_path / "again.safetensors").layout == layout
     again, before = load_file(tmp_path / "again.safetensors"), load_file(weights)
     for tensor, values in before.items():

@@ -41,8 +41,8 @@ def require_whole(result: Profile, layout: Layout) -> None:
             *((layer, part) for layer in range(layout.depth) for part in ("mixer", "ffn")),
         }  # fmt: skip
         assert 0 < phase.sum_ns <= phase.profiled_ns and phase.whole_ns > 0
-    shown = summary(result, layout)
-    for rows in (shown["parts"], shown["operators"]):
+    tables = summary(result, layout)
+    for rows in (tables["parts"], tables["operators"]):
         for share in ("prefill_share", "decode_share"):
             assert sum(row[share] for row in rows) == pytest.approx(1.0)
 

@@ -206,8 +206,8 @@ def test_second_build_is_found(llama_build: Build) -> None:
 
 def test_libraries_are_found_beside_the_runner_only(llama_build: Build) -> None:
     listed = subprocess.run(["ldd", llama_build.executable], capture_output=True, text=True, timeout=30).stdout
-    ours = [line for line in listed.splitlines() if "llama" in line or "ggml" in line]
-    assert len(ours) == 4 and all(str(llama_build.folder) in line for line in ours)
+    libraries = [line for line in listed.splitlines() if "llama" in line or "ggml" in line]
+    assert len(libraries) == 4 and all(str(llama_build.folder) in line for line in libraries)
 
 
 def test_reference_run_is_short(llama_build: Build, tmp_path: Path) -> None:

@@ -73,10 +73,10 @@ def test_same_bytes_as_llama_model_quantize(
     LLAMA_CPP.export(layout, quantisation, trained, tmp_path / "ours.gguf")
     build = patched_build if text in PATCHED else llama_build
     _llama_model_quantize(build, tmp_path / "f32.gguf", tmp_path / "theirs.gguf", quantisation)
-    ours, theirs = (_tensors(tmp_path / name) for name in ("ours.gguf", "theirs.gguf"))
-    assert {n: t for n, (t, _) in ours.items()} == {n: t for n, (t, _) in theirs.items()}
-    for name, (_, data) in ours.items():
-        np.testing.assert_array_equal(data.ravel(), theirs[name][1].ravel(), err_msg=name)
+    candidate, reference = (_tensors(tmp_path / name) for name in ("ours.gguf", "theirs.gguf"))
+    assert {n: t for n, (t, _) in candidate.items()} == {n: t for n, (t, _) in reference.items()}
+    for name, (_, data) in candidate.items():
+        np.testing.assert_array_equal(data.ravel(), reference[name][1].ravel(), err_msg=name)
 
 
 @pytest.mark.parametrize("text", CARRIED[:5])
@@ -85,8 +85,8 @@ def test_random_file_has_the_types_of_the_real_one(llama_build: Build, tmp_path:
     LLAMA_CPP.export(layout, "f16", RandomWeights(), tmp_path / "f16.gguf")
     LLAMA_CPP.export(layout, "q4_0", RandomWeights(), tmp_path / "ours.gguf")
     _llama_model_quantize(llama_build, tmp_path / "f16.gguf", tmp_path / "theirs.gguf", "q4_0")
-    ours, theirs = (_tensors(tmp_path / name) for name in ("ours.gguf", "theirs.gguf"))
-    assert {n: (t, d.shape) for n, (t, d) in ours.items()} == {n: (t, d.shape) for n, (t, d) in theirs.items()}
+    candidate, reference = (_tensors(tmp_path / name) for name in ("ours.gguf", "theirs.gguf"))
+    assert {n: (t, d.shape) for n, (t, d) in candidate.items()} == {n: (t, d.shape) for n, (t, d) in reference.items()}
 
 
 def _checkpoint(layout: Layout, path: Path) -> Checkpoint:

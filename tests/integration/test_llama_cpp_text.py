@@ -76,6 +76,6 @@ def test_command_prints_text_without_control_characters(llama_build: Build, tmp_
     plain = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
     assert plain.startswith("Once")
     assert all(c.isprintable() or c in "\n\t" for c in plain)
-    shown = subprocess.run([*argv, "--json"], capture_output=True, text=True, timeout=60, check=True).stdout
-    again = json.loads(shown)
+    output = subprocess.run([*argv, "--json"], capture_output=True, text=True, timeout=60, check=True).stdout
+    again = json.loads(output)
     assert again["prompt"] == "Once" and 0 < len(again["text"]) <= 80

@@ -103,11 +103,11 @@ def test_mtmd_computes_the_same_of_sound(tmp_path: Path, image_build: Build, cha
 def test_the_files_are_those_of_the_converter(kind: str, tmp_path: Path) -> None:
     frames = FRAMES.model_copy(update={"encoder_patch_size": 16, "tile_size": 512})
     write_model(tmp_path / "model", shape=SHAPE.model_copy(update=PATCH), frames=frames)
-    ours, theirs = (tmp_path / f"{name}.gguf" for name in ("ours", "theirs"))
-    write_gguf_model(tmp_path / "model", VISION, kind, ours, tmp_path / "mmproj-ours.gguf", "seeing")
+    candidate, reference = (tmp_path / f"{name}.gguf" for name in ("ours", "theirs"))
+    write_gguf_model(tmp_path / "model", VISION, kind, candidate, tmp_path / "mmproj-ours.gguf", "seeing")
     _as_published(tmp_path / "model")
     with Converter(tmp_path / "converter") as converter:
-        converter.convert(tmp_path / "model", theirs, kind, pre="qwen2")
+        converter.convert(tmp_path / "model", reference, kind, pre="qwen2")
         converter.convert(tmp_path / "model", tmp_path / "mmproj-theirs.gguf", kind, mmproj=True)
     for name in ("{}.gguf", "mmproj-{}.gguf"):
         mine, other = (GgufFile.read(tmp_path / name.format(one)) for one in ("ours", "theirs"))
@@ -136,12 +136,12 @@ def test_files_of_sound_are_those_of_the_converter(kind: str, tmp_path: Path) ->
         update={"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 7, "scale_input": False}
     )
     whole = audio_lab.audio_model(shape=shape)
-    ours, theirs = (tmp_path / f"mmproj-{name}.gguf" for name in ("ours", "theirs"))
-    write_projector(whole, ours, "hearing", half=kind != "f32")
+    candidate, reference = (tmp_path / f"mmproj-{name}.gguf" for name in ("ours", "theirs"))
+    write_projector(whole, candidate, "hearing", half=kind != "f32")
     _as_lfm2_audio(tmp_path / "model", whole)
     with Converter(tmp_path / "converter") as converter:
-        converter.convert(tmp_path / "model", theirs, kind, mmproj=True)
-    _check_equal(GgufFile.read(ours), GgufFile.read(theirs), {"a.position_embd.weight"})
+        converter.convert(tmp_path / "model", reference, kind, mmproj=True)
+    _check_equal(GgufFile.read(candidate), GgufFile.read(reference), {"a.position_embd.weight"})
 
 
 def _as_lfm2_audio(folder: Path, whole: MultimodalModel) -> None:

@@ -145,14 +145,14 @@ def plain(uv: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return venv / "bin"
 
 
-def _needed_by(name: str, seen: set[str]) -> Iterator[Distribution]:
+def _needed_by(name: str, names: set[str]) -> Iterator[Distribution]:
     """What pip would install with a distribution, as installed here."""
     for line in distribution(name).requires or ():
         requirement = Requirement(line)
-        if requirement.name not in seen and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
-            seen.add(requirement.name)
+        if requirement.name not in names and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
+            names.add(requirement.name)
             yield distribution(requirement.name)
-            yield from _needed_by(requirement.name, seen)
+            yield from _needed_by(requirement.name, names)
 
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[str]]]:

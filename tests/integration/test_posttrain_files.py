@@ -115,9 +115,9 @@ def test_a_member_that_started_from_a_trained_model_answers_in_its_template(
     with open_dialogue(member, "F32", 256) as dialogue:
         talk = Chat(dialogue, chat)
         for text in ("What is 2 + 3?", "And two more?"):
-            said = "".join(talk.say(text, most=12, temperature=0.0, seed=0))
+            answer = "".join(talk.say(text, most=12, temperature=0.0, seed=0))
             (expected,) = generate(model, [chat.question(talk.messages[:-1])], 12, chat.ends)
-            assert said == chat.answer_of(expected)
+            assert answer == chat.answer_of(expected)
         with pytest.raises(InvalidInput, match="special token"):
             list(talk.say("<|endoftext|>", most=1, temperature=0.0, seed=0))
 

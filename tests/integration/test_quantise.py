@@ -124,9 +124,9 @@ def test_a_killed_command_writes_the_same_file_when_it_is_repeated(source: Path,
         variables = {"NAS_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
         return subprocess.Popen(argv, env=os.environ | variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    begun = time.monotonic()
+    start = time.monotonic()
     assert command("whole").wait() == 0
-    duration = time.monotonic() - begun
+    duration = time.monotonic() - start
     content, path = (tmp_path / "whole/out.gguf").read_bytes(), tmp_path / "killed/out.gguf"
     path.parent.mkdir()
     path.write_bytes(b"an older file")

@@ -172,13 +172,13 @@ def read_by_llama(member: Member, llama_build: Build, patched_build: Build) -> d
 
 def require_same_text(member: Member, followed: list[int]) -> None:
     """Compares greedy tokens; they may part where the best two are closer than llama.cpp's rounding to float16."""
-    ours = member.answer["followed"][0]
-    parted = next((i for i, (a, b) in enumerate(zip(followed, ours, strict=True)) if a != b), None)
+    expected = member.answer["followed"][0]
+    parted = next((i for i, (a, b) in enumerate(zip(followed, expected, strict=True)) if a != b), None)
     if parted is None:
         return
     with torch.no_grad():
-        logits = member.model(torch.tensor([PROMPT + ours[:parted]]))[0, -1]
-    assert logits[ours[parted]] - logits[followed[parted]] < 0.05 * logits.std(), f"token {parted}"
+        logits = member.model(torch.tensor([PROMPT + expected[:parted]]))[0, -1]
+    assert logits[expected[parted]] - logits[followed[parted]] < 0.05 * logits.std(), f"token {parted}"
     assert parted >= TOKENS // 3
 
 
@@ -187,8 +187,8 @@ def test_llama_cpp_reads_text_and_goes_on_as_transformers_does(
 ) -> None:
     texts, answer = tricky_texts(), read_by_llama["F16"]
     require_same_text(member, answer["followed"])
-    for text, theirs, ours in zip(texts, answer["ids"], member.answer["ids"], strict=True):
-        assert theirs == ours, text
+    for text, ids, expected in zip(texts, answer["ids"], member.answer["ids"], strict=True):
+        assert ids == expected, text
     assert answer["back"] == texts
     assert (answer["bos"], answer["eos"]) == (1, 7) and {2, 7} <= set(answer["end"])
     template = (member.folder / "transformers" / "chat_template.jinja").read_text()

@@ -40,9 +40,9 @@ def test_llama_cpp_gives_the_tokens_of_transformers(llama_build: Build, tmp_path
     done = subprocess.run(argv, input=question, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     for (name, path), answer in zip(paths.items(), json.loads(done.stdout), strict=True):
-        theirs = AutoTokenizer.from_pretrained(tmp_path / name / "transformers", local_files_only=True)
+        upstream = AutoTokenizer.from_pretrained(tmp_path / name / "transformers", local_files_only=True)
         for text, ids in zip(texts, answer["ids"], strict=True):
-            assert ids == theirs(text).input_ids, (name, text)
+            assert ids == upstream(text).input_ids, (name, text)
         if name in FORMS:
             assert answer["back"] == texts
         else:  # its mark of a blank in a text becomes one, and a blank in front stays
@@ -50,4 +50,4 @@ def test_llama_cpp_gives_the_tokens_of_transformers(llama_build: Build, tmp_path
             assert answer["back"] == [f"{blank}{text}".replace("▁", " ") if text else "" for text in texts]
         reference = read_model_tokenizer(path)
         assert answer["eos"] == reference.ids()["eos"] and answer["eos"] in answer["end"]
-        assert answer["template"] == theirs.chat_template
+        assert answer["template"] == upstream.chat_template

@@ -50,8 +50,8 @@ def test_vectors_are_those_of_torch(
         file, encoder = GgufFile.read(path), open_encoder(path)
         assert file.fields["general.architecture"] == arch and ("dense_2.weight" in file.tensors) == (arch == "lfm2")
         assert (encoder.width, encoder.tokens.lengths) == (16, (32, 64))
-        for theirs, ours in ((encoder.queries, torchs.queries), (encoder.documents, torchs.documents)):
-            for rows, expected in zip(theirs(TEXTS), ours(TEXTS), strict=True):
+        for candidate, reference in ((encoder.queries, torchs.queries), (encoder.documents, torchs.documents)):
+            for rows, expected in zip(candidate(TEXTS), reference(TEXTS), strict=True):
                 np.testing.assert_allclose(rows, expected, atol=1e-3)
 
 
@@ -92,11 +92,11 @@ def test_the_file_is_that_of_the_converter(tmp_path: Path, llama_build: Build) -
     save_file({name.removeprefix("model."): tensor for name, tensor in load_file(weights).items()}, weights)
     with Converter(tmp_path / "converter") as converter:
         converter.convert(tmp_path / "model", tmp_path / "theirs.gguf", pre="qwen2")
-    ours, theirs = GgufFile.read(tmp_path / "ours.gguf"), GgufFile.read(tmp_path / "theirs.gguf")
-    assert ours.tensors.keys() == theirs.tensors.keys()
-    for name in ours.tensors:
-        np.testing.assert_array_equal(ours.values(name), theirs.values(name), err_msg=name)
-    assert ours.fields["lfm2.embedding_length_out"] == theirs.fields["lfm2.embedding_length_out"] == 16
+    candidate, reference = GgufFile.read(tmp_path / "ours.gguf"), GgufFile.read(tmp_path / "theirs.gguf")
+    assert candidate.tensors.keys() == reference.tensors.keys()
+    for name in candidate.tensors:
+        np.testing.assert_array_equal(candidate.values(name), reference.values(name), err_msg=name)
+    assert candidate.fields["lfm2.embedding_length_out"] == reference.fields["lfm2.embedding_length_out"] == 16
 
 
 def test_the_commands_write_index_and_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +109,8 @@ def test_the_commands_write_index_and_search(tmp_path: Path, monkeypatch: pytest
     for model, index in (("model", "index"), ("m.gguf", "gguf-index")):
         assert nas("family", "index", model, "documents.jsonl", "-o", index).code == 0
         hits[index] = json.loads(nas("family", "search", index, "cat on the mat", "--json").out)["hits"]
-    for ours, theirs in zip(*hits.values(), strict=True):
-        np.testing.assert_allclose(ours["score"], theirs["score"], atol=0.02)
+    for torch_hit, gguf_hit in zip(*hits.values(), strict=True):
+        np.testing.assert_allclose(torch_hit["score"], gguf_hit["score"], atol=0.02)
     (tmp_path / "m.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:-1] + b"x")
     assert "not the model" in nas("family", "search", "gguf-index", "cat").err
 

@@ -44,10 +44,10 @@ def test_vectors_are_those_of_torch(bidirectional: bool, tmp_path: Path, monkeyp
     subprocess.run(
         [sys.executable, "-c", RUN, "m.pte", "rows.npz"], input=json.dumps(ids), text=True, check=True, timeout=300
     )
-    theirs = np.load("rows.npz")
-    assert theirs["facts"].ravel().tolist() == [16, 32]
+    results = np.load("rows.npz")
+    assert results["facts"].ravel().tolist() == [16, 32]
     for number, rows in enumerate(TorchEncoder(model, tokens).documents(TEXTS)):
-        np.testing.assert_allclose(theirs[f"row{number}"], rows, atol=1e-3)
+        np.testing.assert_allclose(results[f"row{number}"], rows, atol=1e-3)
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:

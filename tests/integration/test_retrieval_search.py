@@ -33,8 +33,8 @@ def test_a_launch_ends_with_a_front_of_quality_latency_and_bytes(tmp_path: Path)
     for member in report["front"]:
         width = Layout.parse(member["layout"]).vectors
         assert width in (16, 32) and member["objectives"]["index"] == 2 * 128 * width
-    shown = lab.run_here("study", "show", "first").out
-    assert "vectors=" in shown
+    text = lab.run_here("study", "show", "first").out
+    assert "vectors=" in text
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, LAYOUT.replace("vectors=16 ", "")])

@@ -57,8 +57,8 @@ def test_a_killed_build_goes_on_and_measures_nothing_twice(lab: Lab) -> None:
     finally:
         store.close()
     assert keys == 2 * len(SIZES)  # one workload, so one measurement of each candidate
-    shown = lab.json_here("family", "show", "tiny")
-    assert [row["member"]["size"] for row in shown["members"]] == list(SIZES)
+    report = lab.json_here("family", "show", "tiny")
+    assert [row["member"]["size"] for row in report["members"]] == list(SIZES)
 
 
 def test_a_device_that_is_not_there_is_named(lab: Lab) -> None:

@@ -22,9 +22,9 @@ def test_killed_processes_lose_nothing_and_repeat_nothing(tmp_path: Path, kills:
     options = {"--kills": kills, "--trials": trials, "--seed": 2, "--pause": 2}
     arguments = [str(part) for option in options.items() for part in option]
     argv = [sys.executable, str(CAMPAIGN), "--fake", *arguments]
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=560)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    report = json.loads(ended.stdout)
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=560)
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads(result.stdout)
     assert report["problems"] == []
     assert sum(report["kills"].values()) == kills
     assert kills < 6 or report["kills"]["launch"] >= 1

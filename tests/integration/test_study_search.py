@@ -36,8 +36,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 @pytest.fixture(scope="module")
 def first(lab: Lab) -> Report:
     """A finished study; one that an earlier try of this fixture began is resumed."""
-    begun = state(lab, "first") not in NOT_BEGUN
-    report: Report = lab.json_here(*lab.launch("first", "--trials", str(TRIALS), *(["--resume"] if begun else [])))
+    has_begun = state(lab, "first") not in NOT_BEGUN
+    report: Report = lab.json_here(*lab.launch("first", "--trials", str(TRIALS), *(["--resume"] if has_begun else [])))
     return report
 
 

@@ -22,9 +22,9 @@ def lab(tmp_path: Path) -> Lab:
 
 def refused(lab: Lab, code: int, *arguments: str) -> str:
     """Runs a command that must end with `code` and print nothing; returns its error, a single line."""
-    ended = lab.run_here(*arguments, code=code)
-    assert ended.out == ""
-    (line,) = [line for line in ended.err.splitlines() if line.startswith("nas: ")]
+    result = lab.run_here(*arguments, code=code)
+    assert result.out == ""
+    (line,) = [line for line in result.err.splitlines() if line.startswith("nas: ")]
     return line
 
 

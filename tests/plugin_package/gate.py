@@ -42,20 +42,20 @@ def test_stock_transformers_loads_the_released_folder(tmp_path: Path) -> None:
     trained = checkpoint(LAYOUT, tmp_path / "weights.safetensors")
     write_files(tmp_path / "m", LAYOUT, trained, FileOptions(gguf=(), dtype="float32"), print)
     folder = tmp_path / "m" / "transformers"
-    theirs: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True)
-    ours = Model(LAYOUT, seed=None)
-    load_weights(ours, trained.path)
+    candidate: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True)
+    reference = Model(LAYOUT, seed=None)
+    load_weights(reference, trained.path)
     tokens = torch.randint(96, (2, 12), generator=torch.Generator().manual_seed(0))
-    expected = ours.eval()(tokens)
+    expected = reference.eval()(tokens)
     close = partial(torch.allclose, rtol=0, atol=1e-4 * float(expected.abs().max()))
-    assert close(theirs(tokens).logits, expected)
+    assert close(candidate(tokens).logits, expected)
     for real in (slice(3, 12), slice(0, 9)):  # padding on the left, on the right; then another token
         mask = torch.zeros(2, 12, dtype=torch.long)
         mask[:, real] = 1
-        padded = theirs(tokens, attention_mask=mask, use_cache=True)
-        alone = theirs(tokens[:, real], use_cache=True)
+        padded = candidate(tokens, attention_mask=mask, use_cache=True)
+        alone = candidate(tokens[:, real], use_cache=True)
         assert close(padded.logits[:, real], alone.logits)
         cached, token = padded.past_key_values, tokens[:, :1]
         mask = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
-        after = theirs(token, attention_mask=mask, past_key_values=cached).logits
-        assert close(after, theirs(token, past_key_values=alone.past_key_values).logits)
+        after = candidate(token, attention_mask=mask, past_key_values=cached).logits
+        assert close(after, candidate(token, past_key_values=alone.past_key_values).logits)

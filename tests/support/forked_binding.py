@@ -35,10 +35,10 @@ def forked_binding() -> Iterator[None]:
             if process.exitcode is None:
                 process.kill()
                 process.join()
-            code, said = process.exitcode, Path(output.name).read_text(errors="replace")
+            code, text = process.exitcode, Path(output.name).read_text(errors="replace")
             process.close()
         assert code is not None
-        return code, said.strip()
+        return code, text.strip()
 
     with mock.patch.object(binding, "stream", started):
         yield

@@ -79,7 +79,7 @@ class TlsCoordinator:
         self._notifier.notify()
         return id
 
-    def ended(self, id: str, within_s: float = 60.0) -> JobRow:
+    def wait_for(self, id: str, within_s: float = 60.0) -> JobRow:
         """Waits for a job's end and returns it."""
         end = time.monotonic() + within_s
         while time.monotonic() < end:

@@ -35,16 +35,16 @@ class Twin:
         return self.call(x)
 
 
-def twin_of(ours: Mixer | FeedForward, d_model: int) -> Twin:
+def twin_of(part: Mixer | FeedForward, d_model: int) -> Twin:
     """Returns transformers' module with the same weights.
 
     Args:
-        ours: of one of the kinds in `TWINS`; "swa" with sinks and without QK-norm, as gpt-oss has it, "moe" with shared
+        part: of one of the kinds in `TWINS`; "swa" with sinks and without QK-norm, as gpt-oss has it, "moe" with shared
             experts, as DeepSeek-V3 has it.
         d_model: its width.
     """
-    weights = {name: tensor.detach().clone() for name, tensor in ours.state_dict().items()}
-    return TWINS[ours.block.kind](ours, d_model, weights)
+    weights = {name: tensor.detach().clone() for name, tensor in part.state_dict().items()}
+    return TWINS[part.block.kind](part, d_model, weights)
 
 
 def _loaded(module: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
@@ -52,12 +52,12 @@ def _loaded(module: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
     return module.eval().requires_grad_(False)
 
 
-def _mamba2(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
-    block = ours.block
+def _mamba2(mixer: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+    block = mixer.block
     config = transformers.Mamba2Config(
         hidden_size=d_model, num_hidden_layers=1, expand=block.int("expand"), state_size=block.int("state"),
-        num_heads=ours.heads, head_dim=ours.inner // ours.heads, conv_kernel=block.int("conv"),
-        n_groups=ours.groups, chunk_size=32,
+        num_heads=mixer.heads, head_dim=mixer.inner // mixer.heads, conv_kernel=block.int("conv"),
+        n_groups=mixer.groups, chunk_size=32,
     )  # fmt: skip
     names = {"conv.weight": "conv1d.weight", "conv.bias": "conv1d.bias", "out.weight": "out_proj.weight"}
     weights = {names.get(name, name): tensor for name, tensor in weights.items()}
@@ -66,8 +66,8 @@ def _mamba2(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     return Twin(module, module)
 
 
-def _mamba(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
-    block = ours.block
+def _mamba(mixer: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+    block = mixer.block
     config = transformers.MambaConfig(
         hidden_size=d_model, num_hidden_layers=1, expand=block.int("expand"), state_size=block.int("state"),
         conv_kernel=block.int("conv"), time_step_rank=block.int("rank"),
@@ -82,24 +82,24 @@ def _mamba(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     return Twin(module, module)
 
 
-def _gdn(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+def _gdn(mixer: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     """Its value heads that share a key are next to each other, and its projections are ordered by key head."""
-    keys, size, per_key = ours.block.int("key_heads"), ours.size, ours.heads // ours.block.int("key_heads")
+    keys, size, per_key = mixer.block.int("key_heads"), mixer.size, mixer.heads // mixer.block.int("key_heads")
     config = transformers.Qwen3NextConfig(
-        hidden_size=d_model, num_hidden_layers=1, linear_num_value_heads=ours.heads, linear_num_key_heads=keys,
-        linear_key_head_dim=size, linear_value_head_dim=size, linear_conv_kernel_dim=ours.block.int("conv"),
+        hidden_size=d_model, num_hidden_layers=1, linear_num_value_heads=mixer.heads, linear_num_key_heads=keys,
+        linear_key_head_dim=size, linear_value_head_dim=size, linear_conv_kernel_dim=mixer.block.int("conv"),
         rms_norm_eps=_EPS, layer_types=["linear_attention"],
     )  # fmt: skip
-    order = torch.arange(ours.heads).view(per_key, keys).T  # [key head, which of its value heads]
+    order = torch.arange(mixer.heads).view(per_key, keys).T  # [key head, which of its value heads]
 
     def by_head(rows: Tensor, heads: int) -> Tensor:
         return rows.view(heads, -1, *rows.shape[1:])
 
     def values(rows: Tensor) -> Tensor:
-        return by_head(rows, ours.heads)[order].flatten(1, 2)
+        return by_head(rows, mixer.heads)[order].flatten(1, 2)
 
-    q, k, v = torch.split(weights["qkv.weight"], ours.widths)
-    conv_q, conv_k, conv_v = torch.split(weights["conv.weight"], ours.widths)
+    q, k, v = torch.split(weights["qkv.weight"], mixer.widths)
+    conv_q, conv_k, conv_v = torch.split(weights["conv.weight"], mixer.widths)
     qkvz = [by_head(q, keys), by_head(k, keys), values(v), values(weights["gate.weight"])]
     ba = [values(weights["beta.weight"]), values(weights["step_size.weight"])]
     module = _loaded(
@@ -117,14 +117,14 @@ def _gdn(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     return Twin(module, module)
 
 
-def _mlstm(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+def _mlstm(mixer: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     config = transformers.xLSTMConfig(
-        hidden_size=d_model, num_heads=ours.heads, num_hidden_layers=1, qk_dim_factor=ours.keys / ours.size,
+        hidden_size=d_model, num_heads=mixer.heads, num_hidden_layers=1, qk_dim_factor=mixer.keys / mixer.size,
         v_dim_factor=1.0, norm_eps=_EPS, gate_soft_cap=15.0, weight_mode="single", use_bias=False, mode="inference",
         chunkwise_kernel="chunkwise--native_autograd", sequence_kernel="native_sequence__native",
         step_kernel="native",
     )  # fmt: skip
-    q, k, v = torch.split(weights["qkv.weight"], ours.widths)
+    q, k, v = torch.split(weights["qkv.weight"], mixer.widths)
     (incoming, forget), (incoming_bias, forget_bias) = weights["gates.weight"].chunk(2), weights["gate_bias"].chunk(2)
     module = _loaded(
         xLSTMLayer(config),
@@ -138,11 +138,12 @@ def _mlstm(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     return Twin(module, lambda x: module(x)[0])
 
 
-def _swa(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+def _swa(mixer: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     config = transformers.GptOssConfig(
-        hidden_size=d_model, num_attention_heads=ours.heads, num_key_value_heads=ours.kv_heads, head_dim=ours.head_dim,
-        num_hidden_layers=1, layer_types=["sliding_attention"], sliding_window=ours.window, attention_bias=False,
-        rope_parameters={"rope_type": "default", "rope_theta": ours.rope_theta}, attn_implementation="eager",
+        hidden_size=d_model, num_attention_heads=mixer.heads, num_key_value_heads=mixer.kv_heads,
+        head_dim=mixer.head_dim, num_hidden_layers=1, layer_types=["sliding_attention"], sliding_window=mixer.window,
+        attention_bias=False, rope_parameters={"rope_type": "default", "rope_theta": mixer.rope_theta},
+        attn_implementation="eager",
     )  # fmt: skip
     module = _loaded(
         gpt_oss.GptOssAttention(config, layer_idx=0),
@@ -152,22 +153,22 @@ def _swa(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     def call(x: Tensor) -> Tensor:
         positions = torch.arange(x.shape[1])
         lag = positions[:, None] - positions
-        mask = torch.where((lag >= 0) & (lag < ours.window), 0.0, -torch.inf).expand(len(x), 1, -1, -1)
+        mask = torch.where((lag >= 0) & (lag < mixer.window), 0.0, -torch.inf).expand(len(x), 1, -1, -1)
         y: Tensor = module(x, gpt_oss.GptOssRotaryEmbedding(config)(x, positions[None]), mask)[0]
         return y
 
     return Twin(module, call)
 
 
-def _mla(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+def _mla(mixer: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     """Its RoPE pairs neighbours, and its keys and values are one projection."""
     heads, latent, nope, rope, value, rank = (
-        ours.block.int(name) for name in ("heads", "latent", "nope_dim", "rope_dim", "head_dim", "query")
+        mixer.block.int(name) for name in ("heads", "latent", "nope_dim", "rope_dim", "head_dim", "query")
     )
     config = transformers.DeepseekV2Config(
         hidden_size=d_model, num_attention_heads=heads, num_key_value_heads=heads, q_lora_rank=rank or None,
         kv_lora_rank=latent, qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=value,
-        rope_theta=ours.rope_theta, rms_norm_eps=_EPS, attn_implementation="eager",
+        rope_theta=mixer.rope_theta, rms_norm_eps=_EPS, attn_implementation="eager",
     )  # fmt: skip
     pairs = torch.arange(rope).view(2, -1).T.flatten()  # number i of the first half comes next to i of the second
     queries = weights["q_up.weight" if rank else "q.weight"].view(heads, nope + rope, -1)
@@ -203,15 +204,15 @@ def _mla(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     return Twin(module, call)
 
 
-def _relu2(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
-    config = transformers.ArceeConfig(hidden_size=d_model, intermediate_size=ours.block.int("width"))
+def _relu2(ffn: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+    config = transformers.ArceeConfig(hidden_size=d_model, intermediate_size=ffn.block.int("width"))
     module = _loaded(ArceeMLP(config), {name.replace(".", "_proj."): tensor for name, tensor in weights.items()})
     return Twin(module, module)
 
 
-def _moe(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+def _moe(ffn: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     """It divides weights by their sum, ours by that and 1e-6."""
-    experts, top_k, width, shared = (ours.block.int(name) for name in ("experts", "top_k", "width", "shared"))
+    experts, top_k, width, shared = (ffn.block.int(name) for name in ("experts", "top_k", "width", "shared"))
     config = transformers.DeepseekV3Config(
         hidden_size=d_model, moe_intermediate_size=width, n_routed_experts=experts, num_experts_per_tok=top_k,
         n_shared_experts=shared, n_group=1, topk_group=1, routed_scaling_factor=1.0, experts_implementation="eager",

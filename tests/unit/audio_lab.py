@@ -76,8 +76,8 @@ def write_model(folder: Path, **more: Any) -> MultimodalModel:
 
 def published_name(name: str) -> str:
     """The name of a tower's tensor in files of LFM2-Audio."""
-    for ours, theirs in _PUBLISHED.items():
-        name = re.sub(ours, theirs, name)
+    for pattern, replacement in _PUBLISHED.items():
+        name = re.sub(pattern, replacement, name)
     return name
 
 

@@ -24,7 +24,7 @@ from nas.serve.dashboard.app import dashboard_router
 
 HOST = "https://lab.example:7711"
 HTML = {"Accept": "text/html"}
-OURS = {"Origin": HOST} | HTML
+FORM_HEADERS = {"Origin": HOST} | HTML
 
 
 class Inputs(HTMLParser):
@@ -80,7 +80,7 @@ class DashboardLab(LiveLab):
     def visitor(self, role: Role) -> Visitor:
         """Somebody with a session."""
         client = self.stranger()
-        assert client.post("/login", data={"token": self.tokens[role]}, headers=OURS).status_code == 303
+        assert client.post("/login", data={"token": self.tokens[role]}, headers=FORM_HEADERS).status_code == 303
         return Visitor(client)
 
 
@@ -98,7 +98,7 @@ class Visitor:
     def post(self, path: str, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         """Posts a form as our pages do; with other `headers` than theirs if given."""
         sent = {"form_token": self.form_token} | fields
-        return self.client.post(path, data=sent, headers=OURS if headers is None else headers)
+        return self.client.post(path, data=sent, headers=FORM_HEADERS if headers is None else headers)
 
 
 def page_routes(app: FastAPI) -> list[APIRoute]:

@@ -146,5 +146,5 @@ def raspberry_pi(**changes: str | OSError) -> FakeReader:
 def laptop(**changes: str | OSError) -> FakeReader:
     """The laptop, on its battery, whose user may read RAPL."""
     files = LAPTOP_FILES | {"/proc/sys/kernel/random/boot_id": "6f1c2a9e-boot\n"} | changes
-    said = {"uname -m": "x86_64\n", "getconf GNU_LIBC_VERSION": "glibc 2.36\n", memory.DISK: DF}
-    return FakeReader(files, said)
+    commands = {"uname -m": "x86_64\n", "getconf GNU_LIBC_VERSION": "glibc 2.36\n", memory.DISK: DF}
+    return FakeReader(files, commands)

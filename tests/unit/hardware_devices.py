@@ -36,7 +36,7 @@ def time_ms(layout: Layout, *, fast: float = 1.0, attention: float = 1.0) -> flo
     """The sum over blocks; those of layers with full attention take 10 % longer, as if the cache were cold."""
     total = 0.4
     for index in range(layout.depth):
-        blocks = layout.own(index).blocks
+        blocks = layout.layer_at(index).blocks
         cold = 1.1 if any(block.kind == "gqa" for block in blocks) else 1.0
         for block in blocks:
             factor = attention if block.kind in ("gqa", "swa") else 1.0

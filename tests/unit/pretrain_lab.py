@@ -132,8 +132,10 @@ def end_sampled_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts an end behind each sampled answer: models that hardly learnt seldom say one."""
     generate = prefer.generate
 
-    def ended(model: Model, questions: Sequence[Sequence[int]], most: int, ends: Sequence[int], **more: Any) -> Any:
+    def answers_with_end(
+        model: Model, questions: Sequence[Sequence[int]], most: int, ends: Sequence[int], **more: Any
+    ) -> Any:
         answers = generate(model, questions, most, ends, **more)
         return [ids if ids[-1] in ends else [*ids, ends[0]] for ids in answers]
 
-    monkeypatch.setattr(prefer, "generate", ended)
+    monkeypatch.setattr(prefer, "generate", answers_with_end)

@@ -12,6 +12,7 @@ from nas.core.family import (
     BuildDecision,
     ComparedModel,
     Comparison,
+    ConsideredLayout,
     Family,
     MeasuredModel,
     Member,
@@ -21,7 +22,6 @@ from nas.core.family import (
     Ratio,
     RecordedFigure,
     Source,
-    Tried,
     write_record,
 )
 
@@ -40,12 +40,12 @@ def write_family(home: Path, name: str = "demo", text: str = "because it is fast
     """
     folder = home / "families" / name
     choice = BuildDecision(what=text, value=text, reason=text)
-    tried = Tried(layout=SMALL, parameters=4_000_000, active=4_000_000, chosen=True, verdict=text)
+    candidate = ConsideredLayout(layout=SMALL, parameters=4_000_000, active=4_000_000, chosen=True, verdict=text)
     members = (
         Member(size="12M", layout=LARGE, parameters=12_000_000, active=12_000_000, non_embedding=11_000_000,
                decisions=(), tried=()),
         Member(size="4M", layout=SMALL, parameters=4_000_000, active=4_000_000, non_embedding=3_000_000,
-               decisions=(choice,), tried=(tried,), measured=(measured("laptop", 90.0, text),)),
+               decisions=(choice,), tried=(candidate,), measured=(measured("laptop", 90.0, text),)),
     )  # fmt: skip
     family = Family(
         name=name, study="study", made="2026-01-02T03:04:05Z", seed=0, pattern=text, members=members,

@@ -106,7 +106,7 @@ def test_every_alternative_of_attention_starts(mixer: str) -> None:
     layout = Layout.parse(f"d64 v320 ffn=geglu:128 [{mixer}*2]")
     model, inputs = Model(layout, seed=1), torch.randn(2, 24, 64)
     for block in default_alternatives(layout, Slot(1, "mixer"), 8):
-        if block is not None and "kv" not in dict(block.given):
+        if block is not None and "kv" not in dict(block.args):
             started(block, model.layers["1"].mixers[0], inputs, 0, 2)
     narrower = [block for block in default_alternatives(layout, Slot(1, "ffn"), 8) if block is not None]
     assert [block.int("width") for block in narrower] == [96, 64, 32]
@@ -339,8 +339,8 @@ def test_assembling_with_the_trained_blocks_gives_the_trained_model() -> None:
     layout, state = assembled(LAYOUT, weights, {}, {})
     assert layout == LAYOUT
     assert state.keys() == weights.keys()
-    gone = {Slot(1, "mixer"): None, Slot(1, "ffn"): None}
-    layout, state = assembled(LAYOUT, weights, gone, {})
+    removals = {Slot(1, "mixer"): None, Slot(1, "ffn"): None}
+    layout, state = assembled(LAYOUT, weights, removals, {})
     assert layout.format() == "d64 v320 ffn=swiglu:128 [A4/4 C3]"
     child = Model(layout, None)
     child.load_state_dict(state)
@@ -815,8 +815,8 @@ def test_a_pickled_checkpoint_is_refused(lab: Path, tmp_path: Path) -> None:
 
 def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    said: list[str] = []
-    worker = Worker(torch.device("cpu"), said.append)
+    messages: list[str] = []
+    worker = Worker(torch.device("cpu"), messages.append)
 
     def start(hours: float | None) -> Adaptation:
         return adaptation(lab, tmp_path / "out", tmp_path / "library", worker, hours=hours, settings=QUICK)
@@ -834,7 +834,7 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
     seconds = 10 + 0.01 * tokens["library"] + 0.1 * tokens["healing"]
     assert 0.98 * 3600 * (1 - RESERVE) < seconds <= 3600 * (1 - RESERVE)
     assert tokens["healing"] == pytest.approx(8 * tokens["library"], rel=0.1), "in the proportion of the settings"
-    assert f"each alternative is trained on {tokens['library']:,} tokens" in said[-1]
+    assert f"each alternative is trained on {tokens['library']:,} tokens" in messages[-1]
 
     monkeypatch.setattr(adapt, "time_library", None)  # not timed again
     again = start(1.0)
@@ -847,19 +847,19 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
 
 def test_parts_are_timed_on_the_model(teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]) -> None:
     alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
-    said: list[str] = []
+    messages: list[str] = []
     timed = time_library(
         lambda folder, settings: Library(folder, teacher, text, settings, alone()),
         SETTINGS.library,
         alternatives,
-        said.append,
+        messages.append,
     )
     kinds = len(set(LAYOUT.layers))
     work = ("training", "scores")
     steps = [
         f"timed kinds of layers: {n} of {kinds}, {what} of their alternatives" for n in range(kinds) for what in work
     ]
-    assert said == [*steps, f"timed kinds of layers: {kinds} of {kinds}"]
+    assert messages == [*steps, f"timed kinds of layers: {kinds} of {kinds}"]
     assert 0 < timed.token < 10 and 0 < timed.recomputed_token < 1 and 0 < timed.scores < 600
     with pytest.raises(InvalidInput, match="too few"):
         PartTimes(1.0, 0.0, 0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
@@ -882,8 +882,8 @@ def test_a_folder_is_imported_once_and_after_the_checks(
     options = FileOptions(tokenizer=lab / "tokenizer.json", gguf=(), dtype="float32")
     write_files(model, LAYOUT, weights, options, lambda line: None)
     (model / "transformers").rename(tmp_path / "teacher")
-    said: list[str] = []
-    worker = Worker(torch.device("cpu"), said.append)
+    messages: list[str] = []
+    worker = Worker(torch.device("cpu"), messages.append)
 
     def start(**other: Any) -> Adaptation:
         return adaptation(lab, tmp_path / "out", tmp_path / "library", worker, teacher=tmp_path / "teacher", **other)
@@ -892,9 +892,9 @@ def test_a_folder_is_imported_once_and_after_the_checks(
         patch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))
         with pytest.raises(InfrastructureFailed, match="MB are needed"):
             start()
-    assert not (tmp_path / "out/teacher.safetensors").exists() and not said
+    assert not (tmp_path / "out/teacher.safetensors").exists() and not messages
     start().claim()
-    assert len([line for line in said if line.startswith("importing")]) == 1
+    assert len([line for line in messages if line.startswith("importing")]) == 1
     mtime = (tmp_path / "out/teacher.safetensors").stat().st_mtime_ns
     assert start().teacher.layout == LAYOUT
     assert (tmp_path / "out/teacher.safetensors").stat().st_mtime_ns == mtime
@@ -906,7 +906,7 @@ def test_a_folder_is_imported_once_and_after_the_checks(
 
     (tmp_path / "teacher/config.json").write_bytes((tmp_path / "teacher/config.json").read_bytes() + b" ")
     start()
-    assert len([line for line in said if line.startswith("importing")]) == 2, "the folder has changed"
+    assert len([line for line in messages if line.startswith("importing")]) == 2, "the folder has changed"
 
 
 @pytest.mark.usefixtures("nothing_is_measured")

@@ -274,21 +274,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def save_theirs(folder: Path, config: dict[str, Any], *, dtype: torch.dtype = torch.float32, shard: str = "5GB") -> Any:
     """Saves a model of `config` with random weights in `folder` and returns it; no weight has a special value."""
     torch.manual_seed(1)
-    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**SIZES, **config})).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**SIZES, **config})).eval()
     noise = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for tensor in theirs.state_dict().values():
+        for tensor in model.state_dict().values():
             tensor += 0.1 * torch.randn(tensor.shape, generator=noise)
-    theirs = theirs.to(dtype)
-    theirs.save_pretrained(folder, max_shard_size=shard)
-    return theirs
+    model = model.to(dtype)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
 
 
 def ours_of(folder: Path, output: Path) -> Model:
     layout = import_model(folder, output).layout
-    ours = Model(layout, None).eval()
-    load_weights(ours, output)
-    return ours
+    model = Model(layout, None).eval()
+    load_weights(model, output)
+    return model
 
 
 def random_ids(vocab: int = 288) -> torch.Tensor:
@@ -298,20 +298,20 @@ def random_ids(vocab: int = 288) -> torch.Tensor:
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_a_model_comes_in_and_goes_out_with_the_same_logits(name: str, tmp_path: Path) -> None:
-    theirs = save_theirs(tmp_path / "in", FAMILIES[name])
-    ours = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
+    upstream = save_theirs(tmp_path / "in", FAMILIES[name])
+    model = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
     ids = random_ids()
-    expected = theirs(ids).logits
-    torch.testing.assert_close(ours(ids), expected, rtol=0, atol=1e-4)
+    expected = upstream(ids).logits
+    torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-4)
     assert expected.std() > 0.05, "too flat to tell models apart"
-    before, state = ours.prefill(ids[:, :17])
-    cached = [before, ours.prefill(ids[:, 17:-1], state)[0]]
+    before, state = model.prefill(ids[:, :17])
+    cached = [before, model.prefill(ids[:, 17:-1], state)[0]]
     torch.testing.assert_close(torch.cat(cached, 1), expected[:, :-1], rtol=0, atol=1e-4)
 
     options = FileOptions(gguf=(), dtype="float32", name="out")
-    write_files(tmp_path / "out", ours.layout, _checkpoint(tmp_path / "weights.safetensors"), options, lambda _: None)
+    write_files(tmp_path / "out", model.layout, _checkpoint(tmp_path / "weights.safetensors"), options, lambda _: None)
     back = ours_of(tmp_path / "out/transformers", tmp_path / "back.safetensors")
-    assert back.layout == ours.layout
+    assert back.layout == model.layout
     torch.testing.assert_close(back(ids), expected, rtol=0, atol=1e-4)
     # The code is ours: layouts that no stock class holds come with it.
     loaded = AutoModelForCausalLM.from_pretrained(
@@ -344,8 +344,8 @@ def test_bfloat16_shards_are_read(name: str, tmp_path: Path) -> None:
     assert len(list((tmp_path / "in").glob("*.safetensors"))) > 1
     ids = random_ids()
     expected = _load(tmp_path / "in")(ids).logits
-    ours = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
-    torch.testing.assert_close(ours(ids), expected, rtol=0, atol=1e-4)
+    model = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
+    torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-4)
 
 
 LARGE: dict[str, Any] = {
@@ -372,14 +372,14 @@ LARGE_OF: dict[str, dict[str, Any]] = {
 def test_models_of_350m_have_the_same_logits(name: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     config = {**SIZES, **FAMILIES[name], **LARGE, **LARGE_OF.get(name, {})}
-    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16).eval()
-    theirs.save_pretrained(tmp_path / "in")
-    del theirs
+    upstream = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16).eval()
+    upstream.save_pretrained(tmp_path / "in")
+    del upstream
     ids = torch.randint(3, 65536, (1, 12), generator=torch.Generator().manual_seed(0))
     expected = _load(tmp_path / "in")(ids).logits
-    ours = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
-    assert ours.layout.params.total > 2.5e8
-    torch.testing.assert_close(ours(ids), expected, rtol=0, atol=1e-4)
+    model = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
+    assert model.layout.params.total > 2.5e8
+    torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -651,9 +651,9 @@ def test_heads_are_tied_where_transformers_ties_them(family: str, name: str, tmp
     save_theirs(tmp_path, {**FAMILIES[family], "tie_word_embeddings": tied})
     changed_tensors(tmp_path, change)
     changed_config(tmp_path, tie_word_embeddings=True)
-    ours = ours_of(tmp_path, tmp_path / "weights.safetensors")
-    assert ours.layout == read_model(tmp_path).layout and ours.layout.tied is tied
-    torch.testing.assert_close(ours(random_ids()), _load(tmp_path)(random_ids()).logits, rtol=0, atol=1e-4)
+    model = ours_of(tmp_path, tmp_path / "weights.safetensors")
+    assert model.layout == read_model(tmp_path).layout and model.layout.tied is tied
+    torch.testing.assert_close(model(random_ids()), _load(tmp_path)(random_ids()).logits, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -708,14 +708,14 @@ def test_what_files_of_gemma_3_leave_out_are_defaults_of_transformers(tmp_path: 
                 "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "model_type": "gemma3_text"}  # fmt: skip
     config = {"model_type": "gemma3", "text_config": released, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    theirs = AutoConfig.from_pretrained(tmp_path, local_files_only=True).text_config
+    upstream = AutoConfig.from_pretrained(tmp_path, local_files_only=True).text_config
     layout = read_model(tmp_path).layout
     attention = layout.layers[5].mixers[0].resolve(layout.d_model)
-    assert (layout.vocab, layout.depth, layout.tied) == (theirs.vocab_size, theirs.num_hidden_layers, True)
+    assert (layout.vocab, layout.depth, layout.tied) == (upstream.vocab_size, upstream.num_hidden_layers, True)
     shape = (attention.int("heads"), attention.int("kv_heads"), attention.int("head_dim"), attention.get("rope_factor"))
-    assert shape == (theirs.num_attention_heads, theirs.num_key_value_heads, theirs.head_dim, 8)
+    assert shape == (upstream.num_attention_heads, upstream.num_key_value_heads, upstream.head_dim, 8)
     assert [layer.mixers[0].kind == "swa" for layer in layout.layers] == [
-        kind == "sliding_attention" for kind in theirs.layer_types
+        kind == "sliding_attention" for kind in upstream.layer_types
     ]
 
 
@@ -743,9 +743,9 @@ ROPES: list[dict[str, Any]] = [
 def test_the_base_of_rope_is_the_one_that_transformers_takes(rope: dict[str, Any], tmp_path: Path) -> None:
     config = {**SIZES, "model_type": "llama", **rope}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    theirs = AutoConfig.from_pretrained(tmp_path, local_files_only=True).rope_parameters["rope_theta"]
+    expected = AutoConfig.from_pretrained(tmp_path, local_files_only=True).rope_parameters["rope_theta"]
     mixer = read_model(tmp_path).layout.layers[0].mixers[0]
-    assert mixer.get("rope_theta") == theirs
+    assert mixer.get("rope_theta") == expected
 
 
 def test_constants_that_make_weights_infinite_are_refused(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Place:
         )  # fmt: skip
 
     def bench(self, **keys: Any) -> Bench:
-        return bench_of(self.request(**keys), self.lab.said.append)([SMALL])
+        return bench_of(self.request(**keys), self.lab.messages.append)([SMALL])
 
     def measured(self, *, fresh: bool = False, **keys: Any) -> tuple[Measured, int]:
         """What a run of the command measures, and the rounds that this takes."""

@@ -74,10 +74,10 @@ def test_conversations_are_in_the_template(lab: Path, turn: Turn) -> None:
     starts = [at for at in range(len(ids)) if ids[at : at + len(before)] == before]
     assert starts[0] == 0 and len(starts) > 9
     for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
-        said = ids[start + len(before) : end]
-        places = [at for at in range(len(said)) if said[at : at + len(between)] == between]
+        conversation = ids[start + len(before) : end]
+        places = [at for at in range(len(conversation)) if conversation[at : at + len(between)] == between]
         assert places and 0 < places[0] < own_text._MESSAGE, "a message, then an answer"
-        assert 0 < len(said) - places[0] - len(between) <= own_text._ANSWER
+        assert 0 < len(conversation) - places[0] - len(between) <= own_text._ANSWER
 
 
 def test_ids_are_drawn_with_the_models_probabilities(turn: Turn) -> None:

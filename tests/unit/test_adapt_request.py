@@ -53,9 +53,9 @@ def test_mistakes_are_told_with_their_lines(tmp_path: Path) -> None:
 def test_equal_keys_in_the_file_and_on_the_command_line_give_equal_requests(tmp_path: Path) -> None:
     path = tmp_path / "adapt.yaml"
     path.write_text("reps: 3\nhours: 2\npte: true\n")
-    there = read_request(path, OPTIONS)
-    assert there == read_request(None, OPTIONS | {"reps": 3, "hours": 2, "pte": True})
-    assert there.record().keys() > AdaptSettings.model_fields.keys()
+    request = read_request(path, OPTIONS)
+    assert request == read_request(None, OPTIONS | {"reps": 3, "hours": 2, "pte": True})
+    assert request.record().keys() > AdaptSettings.model_fields.keys()
 
 
 def test_options_have_the_defaults_of_their_keys() -> None:

@@ -58,10 +58,10 @@ def test_recallable_positions_predict_a_pair_that_occurred_before() -> None:
     train = np.zeros(1 << 16, np.uint16)
     text = selection_text([Tokens("a", "a", train, ids, 9999)], 64, 1024)
     for row, where in zip(text.ids.tolist(), text.groups[RECALLABLE_GROUP].tolist(), strict=True):
-        seen: set[tuple[int, int]] = set()
+        pairs: set[tuple[int, int]] = set()
         for at, pair in enumerate(pairwise(row)):
-            assert where[at] == (pair in seen)
-            seen.add(pair)
+            assert where[at] == (pair in pairs)
+            pairs.add(pair)
         assert not where[-1]
 
 

@@ -23,7 +23,7 @@ def lab(tmp_path: Path) -> LiveLab:
     return LiveLab(tmp_path)
 
 
-def begun(lab: LiveLab) -> tuple[int, int]:
+def study_and_reference(lab: LiveLab) -> tuple[int, int]:
     """A study, and the trial of its published reference."""
     study = lab.study()
     return study, lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
@@ -58,7 +58,7 @@ def test_a_study_without_a_front_says_what_became_of_its_trials(lab: LiveLab) ->
 
 
 def test_where_nothing_beats_the_reference_the_first_exchange_is_named(lab: LiveLab) -> None:
-    study, _ = begun(lab)
+    study, _ = study_and_reference(lab)
     first = lab.complete(study, 0.8, 0.5, 1.0)
     result = read(lab)
     assert result.best is None
@@ -70,13 +70,13 @@ def test_where_nothing_beats_the_reference_the_first_exchange_is_named(lab: Live
 
 
 def test_small_real_changes_are_not_rounded_away(lab: LiveLab) -> None:
-    study, _ = begun(lab)
+    study, _ = study_and_reference(lab)
     lab.complete(study, 1.5, 0.96, 1.0)
     assert "latency at least 2.3 % lower" in read(lab).text
 
 
 def test_the_best_is_named_with_its_gain_and_how_sure_it_is(lab: LiveLab) -> None:
-    study, _ = begun(lab)
+    study, _ = study_and_reference(lab)
     best = lab.complete(study, 1.0, 0.55, 0.71)
     lab.complete(study, 0.5, 0.5, 0.7)  # worse in quality: it beats nothing
     result = read(lab)
@@ -110,16 +110,16 @@ def test_the_best_is_named_with_its_gain_and_how_sure_it_is(lab: LiveLab) -> Non
 def test_how_far_qualities_order_this_front_is_part_of_it(
     lab: LiveLab, qualities: Sequence[float], sentence: str
 ) -> None:
-    study, _ = begun(lab)
+    study, _ = study_and_reference(lab)
     for step, quality in enumerate(qualities):
         lab.complete(study, quality, 0.5 + 0.05 * step, 0.7)
-    said = read(lab).text
-    assert sentence in said
-    assert said.endswith(" of the front's members are there by noise.") == sentence.endswith(";")
+    text = read(lab).text
+    assert sentence in text
+    assert text.endswith(" of the front's members are there by noise.") == sentence.endswith(";")
 
 
 def test_a_gain_within_the_noise_is_none(lab: LiveLab) -> None:
-    study, _ = begun(lab)
+    study, _ = study_and_reference(lab)
     lab.complete(study, 1.005, 0.995, 0.999)
     result = read(lab)
     assert (result.front, result.better, result.best) == (1, 0, None)
@@ -131,7 +131,7 @@ def test_a_gain_within_the_noise_is_none(lab: LiveLab) -> None:
 
 
 def test_better_quality_is_given_in_its_unit(lab: LiveLab) -> None:
-    study, _ = begun(lab)
+    study, _ = study_and_reference(lab)
     lab.complete(study, 1.2, 0.99, 1.0)
     assert "quality at least 0.17 higher" in read(lab).text
 
@@ -165,7 +165,7 @@ def second(lab: LiveLab, study: int, reference: int, rounds: Mapping[int, Sequen
 
 
 def test_what_is_said_is_of_the_second_measurement_alone(lab: LiveLab) -> None:
-    study, reference = begun(lab)
+    study, reference = study_and_reference(lab)
     lucky = lab.complete(study, 1.3, 0.3, 0.5)
     second(lab, study, reference, {lucky: [(0.9, 0.8), (0.936, 0.8)]})
     rescored(lab, study, reference, [1.0, 1.02, 0.98, 1.0])
@@ -181,7 +181,7 @@ def test_what_is_said_is_of_the_second_measurement_alone(lab: LiveLab) -> None:
 
 
 def test_luck_that_does_not_come_back_is_no_win(lab: LiveLab) -> None:
-    study, reference = begun(lab)
+    study, reference = study_and_reference(lab)
     lucky = lab.complete(study, 1.0, 0.5, 1.0)
     second(lab, study, reference, {lucky: [(0.97, 1.0), (1.07, 1.0)]})
     result = read(lab)
@@ -200,7 +200,7 @@ def test_luck_that_does_not_come_back_is_no_win(lab: LiveLab) -> None:
     ],
 )
 def test_what_is_worse_is_said(lab: LiveLab, rounds: list[tuple[float, float]], verdict: str) -> None:
-    study, reference = begun(lab)
+    study, reference = study_and_reference(lab)
     trial = lab.complete(study, 1.0, 0.5, 1.0)
     second(lab, study, reference, {trial: rounds})
     assert read(lab).text.startswith(
@@ -209,7 +209,7 @@ def test_what_is_worse_is_said(lab: LiveLab, rounds: list[tuple[float, float]], 
 
 
 def test_others_that_are_better_are_named_and_one_that_broke_a_budget_is_not(lab: LiveLab) -> None:
-    study, reference = begun(lab)
+    study, reference = study_and_reference(lab)
     broken, first, other, third = (lab.complete(study, 1.0, 0.5 + step / 100, 1 - step / 100) for step in range(4))
     latencies = {broken: 0.5, first: 0.7, other: 0.8, third: 1.0}
     second(lab, study, reference, {trial: [(time, 1.0), (time * 1.041, 1.0)] for trial, time in latencies.items()})
@@ -220,7 +220,7 @@ def test_others_that_are_better_are_named_and_one_that_broke_a_budget_is_not(lab
 
 
 def test_a_loser_is_not_named_as_the_winner_where_others_are_better(lab: LiveLab) -> None:
-    study, reference = begun(lab)
+    study, reference = study_and_reference(lab)
     loser, first, other = (lab.complete(study, 1.0, 0.5 + step / 100, 1 - step / 100) for step in range(3))
     latencies = {loser: 1.2, first: 0.7, other: 0.8}
     second(lab, study, reference, {trial: [(time, 1.0), (time * 1.041, 1.0)] for trial, time in latencies.items()})
@@ -232,7 +232,7 @@ def test_a_loser_is_not_named_as_the_winner_where_others_are_better(lab: LiveLab
 
 
 def test_before_all_rounds_are_done_nothing_is_said_of_them(lab: LiveLab) -> None:
-    study, reference = begun(lab)
+    study, reference = study_and_reference(lab)
     trial = lab.complete(study, 1.0, 0.5, 1.0)
     events.append(lab.store, study, Named((trial,)).to_json())
     again(lab, study, reference, STEADY[:1])
@@ -241,7 +241,7 @@ def test_before_all_rounds_are_done_nothing_is_said_of_them(lab: LiveLab) -> Non
 
 
 def test_bounds_of_one_measurement_widen_with_the_layouts_that_were_proposed(lab: LiveLab) -> None:
-    study, _ = begun(lab)
+    study, _ = study_and_reference(lab)
     lab.complete(study, 1.0, 0.976, 1.0)
     assert read(lab).better == 1
     for _ in range(40):

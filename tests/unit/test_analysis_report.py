@@ -149,9 +149,9 @@ def test_whatever_became_of_a_trial_is_told_as_the_proposer_was(report: Report, 
     ranked = {row["trial"]: row for row in report["ranking"]}
     assert 0 < len(ranked) < len(observations) - len(report["references"])
     for row in observations:
-        seen = Observation.from_json(row | {"layout": Layout.parse(row["layout"]).to_json()})
+        observation = Observation.from_json(row | {"layout": Layout.parse(row["layout"]).to_json()})
         if row["trial"] in ranked:
-            assert seen.objectives == ranked[row["trial"]]["coordinates"]
+            assert observation.objectives == ranked[row["trial"]]["coordinates"]
         assert 0 <= row["after_s"] <= report["elapsed_s"]
     spent = [row["stage_seconds"].get("train", 0.0) for row in observations]
     assert sum(spent) == pytest.approx(report["stage_seconds"]["train"])

@@ -84,9 +84,16 @@ def test_they_follow_the_problem_that_the_model_was_told_of() -> None:
     for observation in observations:
         search.tell(observation)
     search.fix_reference_point(PROBLEM.reference_point)
-    front = {number: seen.layout for number, seen in enumerate(observations) if seen.status == "complete"}
+    front = {
+        number: observation.layout
+        for number, observation in enumerate(observations)
+        if observation.status == "complete"
+    }
     curves = slices(
-        search.surrogate(), PROBLEM.space, dict([*front.items()][:6]), [seen.layout for seen in observations]
+        search.surrogate(),
+        PROBLEM.space,
+        dict([*front.items()][:6]),
+        [observation.layout for observation in observations],
     )
     along = {curve.knob: curve for curve in curves}["gqa kv_heads"]
     truth = np.array(

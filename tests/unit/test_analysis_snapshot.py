@@ -126,14 +126,14 @@ def test_a_snapshot_that_was_kept_up_equals_a_new_one_and_the_report(steps: list
         study = lab.study(judged=judged)
         lab.complete(study, 1.0, 0.5, 0.5, "reference")
         live, complete = Snapshots(lab.store), list[int]()
-        shown = viewed(None, points(live.get("study"), axes=AXES))
+        view = viewed(None, points(live.get("study"), axes=AXES))
         for step in steps:
             take(lab, study, step, complete)
             if step[0] == "looked at":
-                shown = viewed(shown, points(live.get("study"), shown.revision, AXES))
-        shown = viewed(shown, points(live.get("study"), shown.revision, AXES))
+                view = viewed(view, points(live.get("study"), view.revision, AXES))
+        view = viewed(view, points(live.get("study"), view.revision, AXES))
         whole = points(Snapshots(lab.store).get("study"), axes=AXES)
-        assert shown.model_dump_json() == whole.model_dump_json()
+        assert view.model_dump_json() == whole.model_dump_json()
         report = study_report(lab.store, "study")
         assert study_report(lab.store, live.get("study")) == report
         check_against_report(points(Snapshots(lab.store).get("study")), report)
@@ -171,11 +171,11 @@ def test_what_did_not_change_is_not_told_again(lab: LiveLab) -> None:
     live = Snapshots(lab.store)
     first = lab.complete(study, 1.0, 1.5, 1.5)
     lab.complete(study, 1.0, 1.2, 1.2)
-    seen = points(live.get("study")).revision
-    nothing = points(live.get("study"), seen)
-    assert (nothing.columns.trial, nothing.curve, nothing.revision) == ([], None, seen)
+    revision = points(live.get("study")).revision
+    nothing = points(live.get("study"), revision)
+    assert (nothing.columns.trial, nothing.curve, nothing.revision) == ([], None, revision)
     lab.note_quality(study, first, 1.1)
-    delta = points(live.get("study"), seen)
+    delta = points(live.get("study"), revision)
     assert delta.columns.trial == [first]
     assert delta.trials == 2
 
@@ -226,10 +226,10 @@ def test_a_study_that_is_launched_again_is_not_read_whole_again(lab: LiveLab) ->
 
 def test_running_time_does_not_count_nights(lab: LiveLab) -> None:
     study, snapshots = lab.study(), Snapshots(lab.store)
-    begun = lab.clock.time
+    start = lab.clock.time
     lab.complete(study, 1.0, 1.5, 1.5)
     ran = snapshots.get("study").record.log.elapsed_s
-    assert ran == lab.clock.time - begun - 1  # the clock went on after the last event
+    assert ran == lab.clock.time - start - 1  # the clock went on after the last event
     lab.clock.time += 1e5
     events.append(lab.store, study, {"what": Launched.what, "trials": 9, "warm_start": []})
     lab.clock.time += 3

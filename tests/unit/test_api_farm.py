@@ -31,15 +31,15 @@ def test_a_device_is_shown_with_its_lease_history_and_calibrations(lab: Lab) -> 
     put(lab.store, "a", trial=(study.id, None))
     job = take(lab.store)
     calibrations.put(lab.store, "box", "fake", "c1", 12.5, {"build": "b1"})
-    shown = lab.get("/v1/devices/box")
+    view = lab.get("/v1/devices/box")
     until = lab.clock.time + jobs.LEASE_S
-    assert shown["lease"] == {"holder": "local", "until": until, "study": "first", "submitted_by": None}
-    assert (shown["state"], shown["epoch"], shown["device"]["model"]) == ("leased", 1, "Box")
-    (listed,) = shown["jobs"]
+    assert view["lease"] == {"holder": "local", "until": until, "study": "first", "submitted_by": None}
+    assert (view["state"], view["epoch"], view["device"]["model"]) == ("leased", 1, "Box")
+    (listed,) = view["jobs"]
     assert (listed["id"], listed["study"], listed["state"], listed["epoch"]) == (job.id, "first", "leased", 1)
-    [registered] = shown["history"]
+    [registered] = view["history"]
     assert (registered["kind"], registered["what"]) == ("registered", "local")
-    (calibration,) = shown["calibrations"]
+    (calibration,) = view["calibrations"]
     assert (calibration["runtime"], calibration["reference_ms"]) == ("fake", 12.5)
 
 
@@ -83,15 +83,15 @@ def test_lists_come_in_pages(lab: Lab) -> None:
         put(lab.store, f"job {number}")
     for path, key, name in (("devices", "devices", "id"), ("agents", "agents", "name"), ("jobs", "jobs", "id")):
         whole = [row[name] for row in lab.get(f"/v1/{path}")[key]]
-        seen, after = [], {}
+        names, after = [], {}
         while True:
             page = lab.get(f"/v1/{path}", limit=2, **after)
             assert len(page[key]) <= 2
-            seen += [row[name] for row in page[key]]
+            names += [row[name] for row in page[key]]
             if page["next"] is None:
                 break
             after = {"after": page["next"]}
-        assert seen == whole
+        assert names == whole
         assert len(set(whole)) == len(whole) > 3
 
 
@@ -156,8 +156,8 @@ def label(lab: Lab, **labels: object) -> dict[str, object]:
 
 def test_a_device_is_named_noted_and_tagged(lab: Lab) -> None:
     label(lab, name="desk, left", note="new battery", tags=["fast", "fast", "lab"])
-    shown = label(lab, note="swollen battery")
-    assert (shown["name"], shown["note"], shown["tags"]) == ("desk, left", "swollen battery", ["fast", "lab"])
+    view = label(lab, note="swollen battery")
+    assert (view["name"], view["note"], view["tags"]) == ("desk, left", "swollen battery", ["fast", "lab"])
     (listed,) = lab.get("/v1/devices")["devices"]
     assert (listed["name"], listed["note"]) == ("desk, left", "swollen battery")
     history = [(event["kind"], event["reason"]) for event in lab.get("/v1/devices/box")["history"]]
@@ -165,8 +165,8 @@ def test_a_device_is_named_noted_and_tagged(lab: Lab) -> None:
     count = len(history)
     label(lab, note="swollen battery")
     assert len(lab.get("/v1/devices/box")["history"]) == count, "nothing changed"
-    shown = label(lab, name="", tags=[])
-    assert (shown["name"], shown["note"], shown["tags"]) == (None, "swollen battery", [])
+    view = label(lab, name="", tags=[])
+    assert (view["name"], view["note"], view["tags"]) == (None, "swollen battery", [])
     for wrong in ({"tags": ["two words"]}, {"name": "x" * 65}, {"note": "two\nlines"}, {"colour": "red"}):
         refusal(lab.client().post("/v1/devices/box/label", json=wrong), 422, "invalid_input")
     assert lab.client().post("/v1/devices/bxo/label", json={"name": "a"}).status_code == 404

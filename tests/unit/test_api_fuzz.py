@@ -63,8 +63,8 @@ def make_farm(folder: Path) -> Farm:
     lab = Coordinator(folder)
     client = TestClient(lab.app, raise_server_exceptions=False)
     agent, _ = lab.enrol("host"), lab.enrol("spare")
-    said = registration("host", "box", "idle")
-    assert client.post("/v1/agents/register", json=said, auth=agent).status_code == 200
+    body = registration("host", "box", "idle")
+    assert client.post("/v1/agents/register", json=body, auth=agent).status_code == 200
     stored = put_bytes(lab.store, b"model")
     job = queue(lab, InputFile(sha256=stored.sha256, size=5))
     (folder / "run").write_bytes(b"model")
@@ -76,7 +76,7 @@ def make_farm(folder: Path) -> Farm:
     (trial,) = trials.propose(lab.store, study, [proposal(128)])
     names: dict[str, object] = {
         "agent": "host", "device": "box", "job": job.id, "epoch": job.epoch, "sha256": stored.sha256, "failure": None,
-        "devices": said["devices"], "id": "box", "name": "mine", "study": "mine", "space": space_text(),
+        "devices": body["devices"], "id": "box", "name": "mine", "study": "mine", "space": space_text(),
         "token": agents.issue_token(lab.store), "number": trial.number,
     }  # fmt: skip
     names_at: dict[str, dict[str, object]] = {

@@ -47,9 +47,9 @@ def test_a_submitted_study_is_queued_started_and_reported(lab: Lab) -> None:
     lab.submitted.poll()
     assert lab.process.started == [("mine", False)]
     begin(lab)
-    shown = lab.get("/v1/studies/mine")
-    assert shown["report"] == json.loads(json.dumps(study_report(lab.store, "mine")))
-    assert shown["submission"]["state"] == "running"
+    study = lab.get("/v1/studies/mine")
+    assert study["report"] == json.loads(json.dumps(study_report(lab.store, "mine")))
+    assert study["submission"]["state"] == "running"
 
 
 def test_submitting_again_gives_the_same_study_and_another_one_is_refused(lab: Lab) -> None:

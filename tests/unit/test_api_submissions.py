@@ -78,7 +78,7 @@ def test_so_many_at_once_in_the_order_they_came(lab: Lab) -> None:
     lab.process.processes[0].communicate()
     lab.submitted.poll()
     assert [study for study, _ in lab.process.started] == ["c", "a", "b"]
-    assert submission_of(lab, "c").ended
+    assert submission_of(lab, "c").has_ended
 
 
 def test_a_complete_study_is_not_started_again(lab: Lab) -> None:
@@ -99,7 +99,7 @@ def test_what_broke_is_resumed_later_and_given_up_at_last(lab: Lab, end: str) ->
     submit(lab)
     begin(lab)
     waits = []
-    while not (after := run_to_the_end(lab, f"import os, sys; {end}")).ended:
+    while not (after := run_to_the_end(lab, f"import os, sys; {end}")).has_ended:
         assert after.state is SubmissionState.QUEUED
         waits.append(after.not_before - lab.clock.time)
         lab.submitted.poll()
@@ -160,7 +160,7 @@ def test_a_paused_study_whose_process_died_stays_paused(lab: Lab) -> None:
     submit(lab)
     number = begin(lab, state=StudyState.PAUSED)
     studies.set_desired_state(lab.store, number, "pause")
-    assert run_to_the_end(lab, "import os; os.kill(os.getpid(), 9)").ended
+    assert run_to_the_end(lab, "import os; os.kill(os.getpid(), 9)").has_ended
     lab.submitted.steer("mine", "run")
     assert submission_of(lab).state is SubmissionState.QUEUED
 
@@ -215,10 +215,10 @@ def test_one_damaged_record_does_not_stop_the_others(lab: Lab) -> None:
 def test_the_process_is_a_plain_launch_over_the_same_database(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_SERVER", "https://elsewhere")
     monkeypatch.setenv("NAS_TOKEN", "hilnas.x.y")
-    seen: list[tuple[list[str], dict[str, str]]] = []
+    calls: list[tuple[list[str], dict[str, str]]] = []
 
     def note(argv: list[str], *, env: dict[str, str], **more: object) -> None:
-        seen.append((argv, env))
+        calls.append((argv, env))
 
     monkeypatch.setattr("nas.serve.api.submissions.subprocess.Popen", note)
     submit(lab)
@@ -228,7 +228,7 @@ def test_the_process_is_a_plain_launch_over_the_same_database(lab: Lab, monkeypa
         process.start(
             folder, submission_of(lab).model_copy(update={"trials": 9, "warm_start": ("one",)}), lock, resume=True
         )
-    (argv, environment) = seen[0]
+    (argv, environment) = calls[0]
     options = ["--study", "mine", "--yes", "--json", "--workers", "3", "--trials", "9", "--resume"]
     options += ["--warm-start", "one"]
     assert argv[1:] == ["-m", "nas.cli", "launch", "--space", str(folder.space), *options]

@@ -203,10 +203,10 @@ def test_metrics_tell_of_the_farm(lab: Lab) -> None:
     assert metrics["hilnas_queue_age_seconds"] == 7
     assert metrics['hilnas_leases_total{device="box"}'] == 1
     assert metrics['hilnas_results_total{verdict="accepted"}'] == before + 1
-    shown = 'method="GET",route="/v1/devices/{id}",status="200"'
+    labels = 'method="GET",route="/v1/devices/{id}",status="200"'
     assert (
-        metrics[f'hilnas_request_seconds_bucket{{le="+Inf",{shown}}}']
-        == metrics[f"hilnas_request_seconds_count{{{shown}}}"]
+        metrics[f'hilnas_request_seconds_bucket{{le="+Inf",{labels}}}']
+        == metrics[f"hilnas_request_seconds_count{{{labels}}}"]
     )
     assert not any("1234" in name for name in metrics)
 

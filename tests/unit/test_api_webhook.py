@@ -203,13 +203,13 @@ def test_a_receiver_that_answers_byte_by_byte_is_left(
     sender.send_changes()
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     monkeypatch.setattr("nas.serve.api.webhook._TIMEOUT_S", 0.5)
-    ended = threading.Event()
+    end = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def drip() -> None:
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError):
-                while not ended.wait(0.05):
+                while not end.wait(0.05):
                     connection.sendall(b"H")
 
         thread = threading.Thread(target=drip)
@@ -219,7 +219,7 @@ def test_a_receiver_that_answers_byte_by_byte_is_left(
         with pytest.raises(TimeoutError):
             Webhook(lab.store, url, tmp_path, "https://farm.example:7711").send_changes()
         assert time.monotonic() - began < DEADLINE_S
-        ended.set()
+        end.set()
         thread.join()
     assert sender.send_changes() == 1, "it is sent later"
 

@@ -137,10 +137,10 @@ def test_a_layout_with_a_tower_of_sound_is_two_files(tmp_path: Path) -> None:
     runtime = RUNTIMES["llama.cpp"]
     artifact = runtime.export(LAYOUT, "f16", RandomWeights(), tmp_path / "m")
     assert artifact.projector is not None and artifact.bytes == artifact.size + artifact.projector.size
-    theirs = sound_tensors(SHAPE.tower(64), SHAPE)
+    weights = sound_tensors(SHAPE.tower(64), SHAPE)
     tensors = {tensor.name: tensor.shape for tensor in tower_tensors(SHAPE.layout(), 64)}
-    assert tensors == {name: values.shape for name, values in theirs.items()}
-    assert GgufFile.read(projector_path(tmp_path / "m")).tensors.keys() == theirs.keys()
+    assert tensors == {name: values.shape for name, values in weights.items()}
+    assert GgufFile.read(projector_path(tmp_path / "m")).tensors.keys() == weights.keys()
     recipe = runtime.export(LAYOUT, "f16", RandomWeights(), tmp_path / "r", recipe=True)
     assert recipe.projector is not None and recipe.projector.sha256 == artifact.projector.sha256
 

@@ -19,7 +19,7 @@ SIZES = Sizes(
     clips={"train": 64, "valid": 4, "test": 8},
     tokens=2048,
     tasks=40,
-    said=900,
+    repeats=900,
     epochs=dict.fromkeys([audio.ENCODER, *audio.STAGES], 0.5),
     codec={**Sizes().codec, "epochs": 0.2, "batch": 2, "frames": 4},
 )
@@ -78,7 +78,7 @@ def test_the_grammar_has_every_form() -> None:
 
 
 def test_errors_are_of_words() -> None:
-    said = ["the", "dog", "sees", "a", "house"]
+    words = ["the", "dog", "sees", "a", "house"]
     for heard, errors in (
         ("the dog sees a house", 0),
         ("", 5),
@@ -87,7 +87,7 @@ def test_errors_are_of_words() -> None:
         ("dog the sees a house", 2),
         ("one two three four five six", 6),
     ):
-        assert audio.word_errors(said, heard.split()) == errors
+        assert audio.word_errors(words, heard.split()) == errors
     assert audio.word_errors([], ["one"]) == 1
 
 
@@ -96,7 +96,7 @@ def test_rates_are_of_words_and_seeds() -> None:
     figures = audio.Clips.of({"words": "4 4 2 2", "kinds": kinds})
     assert figures.rate(["0 2 1 1", "0 4 1 1"], figures.noise == "noisy")[:5] == "0.667"
     assert figures.rate(["0 2 1 1"], figures.voice == "known") == "0.250 (0.250 to 0.250)"
-    assert figures.each(["0 2 1 1", "3 3 3 3"]) == "0.333, 1.000"
+    assert figures.seed_rates(["0 2 1 1", "3 3 3 3"]) == "0.333, 1.000"
 
 
 @pytest.mark.exhaustive

@@ -11,7 +11,7 @@ import pytest
 from study_support import bed_of, snapshot
 
 from benchmarks.claims.experiments import EXPERIMENTS, rows_of
-from benchmarks.claims.registry import KEYS, SHOWN, SUFFIX, Nothing, statistics
+from benchmarks.claims.registry import COVERAGE, KEYS, SUFFIX, Nothing, statistics
 from benchmarks.claims.rows import Row, calibration, share
 from nas.search.analysis.report import study_report
 from nas.serve.views.study import study_view
@@ -32,14 +32,14 @@ def test_what_is_stated_is_so(rows: dict[str, list[Row]], group: str) -> None:
 
 
 def test_every_statistic_that_is_shown_is_listed() -> None:
-    assert set(statistics()) == set(SHOWN)
+    assert set(statistics()) == set(COVERAGE)
 
 
 def test_every_listed_statistic_is_simulated(rows: dict[str, list[Row]]) -> None:
     simulated = {row.name for group in rows.values() for row in group}
-    covered = {name for names in SHOWN.values() if not isinstance(names, Nothing) for name in names}
+    covered = {name for names in COVERAGE.values() if not isinstance(names, Nothing) for name in names}
     assert covered <= simulated
-    assert all(names if isinstance(names, tuple) else names.reason for names in SHOWN.values())
+    assert all(names if isinstance(names, tuple) else names.reason for names in COVERAGE.values())
 
 
 def test_the_json_of_a_study_has_no_other_statistics(tmp_path: Path) -> None:
@@ -48,7 +48,9 @@ def test_the_json_of_a_study_has_no_other_statistics(tmp_path: Path) -> None:
     view = study_view(bed.store, snapshot(bed.store), {}).model_dump(mode="json")
     keys = {key for data in (study_report(bed.store, "study"), view) for key in keys_of(data) if SUFFIX.search(key)}
     assert {"low", "p_front", "hypervolume_ci95"} <= keys
-    assert keys <= {name.rpartition(".")[2] for name in SHOWN} | {key for key, field in KEYS.items() if field in SHOWN}
+    assert keys <= {name.rpartition(".")[2] for name in COVERAGE} | {
+        key for key, field in KEYS.items() if field in COVERAGE
+    }
 
 
 def keys_of(data: Any) -> Iterator[str]:

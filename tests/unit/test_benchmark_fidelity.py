@@ -19,10 +19,10 @@ def test_higher_rungs_say_more() -> None:
     sampler, rng = Sampler(instance.problem.space), np.random.default_rng(0)
     layouts = [sampler.draw(rng) for _ in range(150)]
     truth = [instance.problem.truth(layout)["quality"] for layout in layouts]
-    said = [
+    correlations = [
         np.corrcoef(truth, [instance.quality(layout, rung) for layout in layouts])[0, 1] for rung in range(len(RUNGS))
     ]
-    assert 0.5 < said[0] < 0.85 < said[1] < said[2]
+    assert 0.5 < correlations[0] < 0.85 < correlations[1] < correlations[2]
     assert instance.quality(layouts[0], 0) == instance.quality(layouts[0], 0)
 
 
@@ -40,17 +40,17 @@ def test_a_study_spends_its_seconds_and_no_more(policy: str) -> None:
 
 
 def test_a_campaign_goes_on_and_pairs_by_seed(tmp_path: Path) -> None:
-    out, said = tmp_path / "runs.jsonl", list[str]()
+    out, messages = tmp_path / "runs.jsonl", list[str]()
 
     def run(seeds: int) -> str:
         rows = compare(
-            ["periodic"], range(seeds), "random", pool=16, whole=6, longer=1.0, out=out, say=said.append
+            ["periodic"], range(seeds), "random", pool=16, whole=6, longer=1.0, out=out, say=messages.append
         )  # fmt: skip
         return table(rows)
 
     run(1)
     text = run(2)
-    assert len(said) == 4
+    assert len(messages) == 4
     assert "| `periodic` | halving |" in text
 
 

@@ -40,9 +40,9 @@ def test_the_page_says_which_kinds_are_not_on_the_front(visitor: TestClient, kin
     answer = visitor.get("/studies/lfm2-full", headers=HTML)
     assert answer.status_code == 200
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", answer.text))
-    said = re.search(r"Not on the front: ([\w, ]+)\.", text)
-    assert said is not None
-    assert set(said[1].split(", ")) == DROPPED == {kind for kind, view in kinds.items() if not view.front}
+    match = re.search(r"Not on the front: ([\w, ]+)\.", text)
+    assert match is not None
+    assert set(match[1].split(", ")) == DROPPED == {kind for kind, view in kinds.items() if not view.front}
     assert "share of the proposed layouts (initial seeds excluded) and of random layouts" in text
     gdn = kinds["gdn"]
     assert gdn.chosen is not None and gdn.drawn is not None

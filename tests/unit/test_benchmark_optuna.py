@@ -31,14 +31,14 @@ def test_broken_budgets_are_constraints_and_need_a_quality() -> None:
     problem = SyntheticProblem(1, space=synthetic_space(24, seeds=4))
     proposer = make_proposer(Sampler(problem.space), "optuna-nsga2", 0)
     assert isinstance(proposer, OptunaSearch)
-    seen = [problem.observe(proposal.layout) for proposal in proposer.ask(12)]
-    for observation in seen:
+    observations = [problem.observe(proposal.layout) for proposal in proposer.ask(12)]
+    for observation in observations:
         proposer.tell(observation)
     proposer.ask(1)
     trials = {trial.number: trial for trial in proposer._live().trials if trial.state.is_finished()}
     assert len(trials) == 12 and all(len(trial.values) == 3 for trial in trials.values())
     broken = sum(max(trial.constraints.values()) > 0 for trial in trials.values())
-    assert broken == sum(observation.status == "infeasible" for observation in seen) > 0
+    assert broken == sum(observation.status == "infeasible" for observation in observations) > 0
 
 
 def test_evolution_on_cache_and_quality_looks_at_nothing_else() -> None:
@@ -81,10 +81,12 @@ def test_a_study_as_it_really_goes(problem: SyntheticProblem, engine: str) -> No
     proposer.tell(Observation(reference.layout, "complete", {"quality": 2.0} | dict(reference.objectives)))
     proposals = proposer.ask(16)
     for proposal in proposals[:13]:
-        seen = problem.observe(proposal.layout)
-        constraints = dict(list(seen.constraints.items())[: 1 + proposal.number % 3])
+        observation = problem.observe(proposal.layout)
+        constraints = dict(list(observation.constraints.items())[: 1 + proposal.number % 3])
         status = "infeasible" if max(constraints.values()) > 0 else "complete"
-        proposer.tell(Observation(seen.layout, status, {"quality": 2.0} | dict(seen.objectives), constraints))
+        proposer.tell(
+            Observation(observation.layout, status, {"quality": 2.0} | dict(observation.objectives), constraints)
+        )
     proposer.tell(Observation(proposals[13].layout, "failed"))
     again = make_proposer(Sampler(problem.space), engine, 0)
     again.restore(proposer.state())

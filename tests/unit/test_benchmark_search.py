@@ -36,8 +36,8 @@ def test_a_problem_is_what_it_says(name: str) -> None:
     share = sum(point is not None for point in inside) / len(inside)
     assert 0.2 * FAMILY[name].feasible < share < 2.5 * FAMILY[name].feasible
     assert problem.truth(layouts[0]) == Problem(name, 5).truth(layouts[0]) != other.truth(layouts[0])
-    seen = problem.observe(layouts[0])
-    assert seen == problem.observe(layouts[0]) and set(seen.constraints) == set(BUDGETS)
+    observation = problem.observe(layouts[0])
+    assert observation == problem.observe(layouts[0]) and set(observation.constraints) == set(BUDGETS)
     spread = np.std([[problem.truth(layout)[axis] for axis in problem.axes] for layout in layouts], axis=0)
     assert (spread > 0.01).all()
 
@@ -71,10 +71,10 @@ def test_workers_finish_in_another_order() -> None:
 
 def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
     keys = [Key("attention", engine, 1, seed) for seed in (0, 1) for engine in (REFERENCE, "random", "evolution")]
-    said: list[str] = []
-    assert not fill(tmp_path, keys, 50, 60, 0.0, said.append) and said == []
-    assert fill(tmp_path, keys[:3], 50, 60, 1e9, said.append) and len(said) == 3
-    assert fill(tmp_path, keys, 50, 60, 1e9, said.append) and len(said) == 6
+    messages: list[str] = []
+    assert not fill(tmp_path, keys, 50, 60, 0.0, messages.append) and messages == []
+    assert fill(tmp_path, keys[:3], 50, 60, 1e9, messages.append) and len(messages) == 3
+    assert fill(tmp_path, keys, 50, 60, 1e9, messages.append) and len(messages) == 6
     results = read(tmp_path)
     assert set(results) == set(keys)
     table = report(results, (50,), "evolution")
@@ -82,8 +82,8 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert all(0 < row["@50"]["mean"] <= 1 for row in table["fractions"])
     (lead,) = table["leads"]
     shares = fractions(results, (50,))
-    ours, others = (shares["attention", engine, 1][50] for engine in ("evolution", "random"))
-    gaps = [ours[seed] - others[seed] for seed in (0, 1)]
+    evolution, others = (shares["attention", engine, 1][50] for engine in ("evolution", "random"))
+    gaps = [evolution[seed] - others[seed] for seed in (0, 1)]
     assert lead["over"] == "random" and lead["mean"] == pytest.approx(np.mean(gaps), abs=1e-4)
     assert lead["low"] < lead["mean"] < lead["high"]
     assert f"| `attention` | 2 | {table['fractions'][0]['@50']['mean']:.3f} ± " in tables(table, "evolution")
@@ -99,20 +99,20 @@ def test_two_processes_fill_one_folder_side_by_side(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
     pair = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [line for one in pair for line in one.communicate()[0].splitlines()]
+    lines = [line for one in pair for line in one.communicate()[0].splitlines()]
     assert [one.returncode for one in pair] == [0, 0]
-    assert sorted(line.split()[0] for line in said) == sorted(key.file for key in keys)
+    assert sorted(line.split()[0] for line in lines) == sorted(key.file for key in keys)
     assert {path.name for path in tmp_path.iterdir()} == {key.file for key in keys}
 
 
 def test_what_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
     keys = [Key("attention", "random", 1, seed) for seed in range(2)]
-    said: list[str] = []
+    messages: list[str] = []
     with (tmp_path / keys[0].file).with_suffix(".claim").open("w") as claim:
         fcntl.flock(claim, fcntl.LOCK_EX)
-        assert not fill(tmp_path, keys, 50, 0, 1e9, said.append)
-    assert set(read(tmp_path)) == {keys[1]} and len(said) == 1
-    assert fill(tmp_path, keys, 50, 0, 1e9, said.append) and set(read(tmp_path)) == set(keys)
+        assert not fill(tmp_path, keys, 50, 0, 1e9, messages.append)
+    assert set(read(tmp_path)) == {keys[1]} and len(messages) == 1
+    assert fill(tmp_path, keys, 50, 0, 1e9, messages.append) and set(read(tmp_path)) == set(keys)
 
 
 def observed(problem: Problem, count: int, seed: int) -> list[dict[str, Any]]:
@@ -138,11 +138,11 @@ def test_recorded_studies_are_replayed_from_their_table_incomplete_trials_too(tm
     write([one, other], tmp_path / "table.json")
     recorded_table = table(load(tmp_path / "table.json"))
     assert recorded_table.studies == ("a", "b") and recorded_table.space == "s" and len(recorded_table.references) == 2
-    ended = Counter(seen.status for seen in recorded_table.observations.values())
-    assert ended["infeasible"] > ended["complete"] > 0
+    counts = Counter(observation.status for observation in recorded_table.observations.values())
+    assert counts["infeasible"] > counts["complete"] > 0
     space = problem.space.model_copy(update={"search": SearchSettings(pool=16)})
     result = replay(recorded_table, space, {"random": "random", "ehvi": "ehvi"}, seeds=1, evaluations=10)
-    assert (result["layouts"], result["ended"]) == (len(recorded_table.observations), dict(sorted(ended.items())))
+    assert (result["layouts"], result["ended"]) == (len(recorded_table.observations), dict(sorted(counts.items())))
     assert result["after"] == list(range(1, 11))
     for shares in result["fraction"].values():
         assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
@@ -162,8 +162,8 @@ def test_a_table_holds_of_each_layout_what_went_furthest(tmp_path: Path) -> None
     stopped = done | {"status": "stopped", "rung": 0}
     running = rows[-2] | {"status": "running"}
     first, second = study(problem, "a", [stopped, running]), study(problem, "b", [done, stopped])
-    (seen,) = table([first, second]).observations.values()
-    assert seen.status == "complete"
+    (observation,) = table([first, second]).observations.values()
+    assert observation.status == "complete"
     with pytest.raises(InvalidInput, match="nothing to find"):
         replay(table([first]), problem.space, {"random": "random"}, seeds=1)
 
@@ -195,14 +195,14 @@ def test_engines_are_compared_with_an_oracle_that_is_no_part_of_the_reference(tm
 
 
 def test_surrogates_are_checked_on_a_stored_history_beside_recorded_checks(tmp_path: Path) -> None:
-    said: list[str] = []
-    rows = models.check(tmp_path, ["attention"], [0], ["ehvi"], 14, said.append)
-    assert [row["engine"] for row in rows] == ["ehvi"] and len(said) == 2
+    messages: list[str] = []
+    rows = models.check(tmp_path, ["attention"], [0], ["ehvi"], 14, messages.append)
+    assert [row["engine"] for row in rows] == ["ehvi"] and len(messages) == 2
     assert all(np.isfinite(row[name]) for row in rows for name in ("near_z_sd", "random_r2", "memory_near"))
     former = tmp_path / "attention.ehvi-3.14.0.json"
     former.write_text(json.dumps(rows[0] | {"engine": "ehvi-3", "near_z_sd": 3.0}))
-    both = models.check(tmp_path, ["attention"], [0], ["ehvi-3", "ehvi"], 14, said.append)
-    assert [row["engine"] for row in both] == ["ehvi-3", "ehvi"] and both[1] == rows[0] and len(said) == 2
+    both = models.check(tmp_path, ["attention"], [0], ["ehvi-3", "ehvi"], 14, messages.append)
+    assert [row["engine"] for row in both] == ["ehvi-3", "ehvi"] and both[1] == rows[0] and len(messages) == 2
     assert "| `all` | ehvi-3 |" in models.table(both)
 
 

@@ -72,11 +72,11 @@ def test_the_space_of_a_study_has_its_engine_and_seed_and_may_grow() -> None:
 
 def test_a_campaign_runs_what_is_not_finished(tmp_path: Path) -> None:
     run(tmp_path, "random", 0, 3, "random-0").close()
-    said: list[str] = []
-    started = Campaign(tmp_path, "lfm2-study", say=said.append)
+    messages: list[str] = []
+    started = Campaign(tmp_path, "lfm2-study", say=messages.append)
     planned = campaign(("ehvi", "random"), (0,), 3)
     assert [terms.study for terms in started.tell(planned)] == ["ehvi-0"]
-    assert said[-1].startswith("1 of 2 studies to run: about ")
+    assert messages[-1].startswith("1 of 2 studies to run: about ")
     started.run([Terms("random", 0, 3)])
     assert not (tmp_path / "spaces").exists(), "a finished study was launched"
     assert [terms.trials for terms in started.tell([Terms("random", 0, 4)])] == [4]
@@ -97,8 +97,8 @@ def test_the_union_front_is_no_worse_than_any_study(studies: list[Recorded]) -> 
     computed = figures(studies)
     compared = computed["studies"]
     assert all(0 < row["share"] <= 1 for row in compared)
-    seen = {row["layout"] for study in studies for row in complete(study)}
-    assert {winner["layout"] for winner in computed["front"]} <= seen
+    layouts = {row["layout"] for study in studies for row in complete(study)}
+    assert {winner["layout"] for winner in computed["front"]} <= layouts
     for winner in computed["front"]:
         assert set(winner["found_by"]) <= {row["study"] for row in compared}
     gains = [winner["adds"] for winner in computed["front"]]
@@ -132,11 +132,11 @@ def test_page_and_plot_come_from_the_table_alone(studies: list[Recorded], tmp_pa
 
 
 def test_a_study_that_cannot_be_run_is_not_tried_again(tmp_path: Path) -> None:
-    said: list[str] = []
-    started = Campaign(tmp_path, "lfm2-study", say=said.append)
+    messages: list[str] = []
+    started = Campaign(tmp_path, "lfm2-study", say=messages.append)
     with pytest.raises(NasError, match=r"study nonsense-0 did not come to its end: .*nonsense-0\.yaml"):
         started.run([Terms("nonsense", 0, 3)])
-    assert said[1:] == ["nonsense-0: begins, 3 trials"]
+    assert messages[1:] == ["nonsense-0: begins, 3 trials"]
     (tmp_path / "broken.yaml").write_text("v: 1\nname: broken\nmixers: {}\n")
     with pytest.raises(InvalidInput, match=r"broken\.yaml:3"):
-        Campaign(tmp_path, str(tmp_path / "broken.yaml"), say=said.append).tell([Terms("random", 0, 3)])
+        Campaign(tmp_path, str(tmp_path / "broken.yaml"), say=messages.append).tell([Terms("random", 0, 3)])

@@ -83,7 +83,7 @@ def test_run_serves_this_machine_until_sigterm(coordinator: TlsCoordinator) -> N
     ) as agent:
         until(lambda: "local" in coordinator.online())
         row = coordinator.online()["local"]
-        done = coordinator.ended(coordinator.queue(row.id, "hello", "echo hello"))
+        done = coordinator.wait_for(coordinator.queue(row.id, "hello", "echo hello"))
         assert done.result is not None and done.result.pairs[0].candidate.stdout == "hello\n"
         agent.send_signal(signal.SIGTERM)
         assert agent.wait(30) == 0
@@ -97,7 +97,7 @@ def test_run_serves_this_machine_until_sigterm(coordinator: TlsCoordinator) -> N
 def test_an_agent_without_devices_says_so(
     coordinator: TlsCoordinator, monkeypatch: pytest.MonkeyPatch, attached: bool
 ) -> None:
-    class Ended:
+    class EndedAgent:
         def run(self) -> None: ...
 
     nas("agent", "enrol", coordinator.invite().format(), "--name", "shelf-1")
@@ -105,7 +105,7 @@ def test_an_agent_without_devices_says_so(
     if attached:
         attachments.add(Attachment(address="adb:R5CT1", id="pixel-1"))
     monkeypatch.setattr("nas.cli.agent.own_attachments", lambda: attachments)
-    monkeypatch.setattr("nas.cli.agent.make_agent", lambda *arguments, **options: Ended())
+    monkeypatch.setattr("nas.cli.agent.make_agent", lambda *arguments, **options: EndedAgent())
     monkeypatch.setattr("nas.cli.agent.end_on_signals", lambda agent: None)
     done = nas("agent", "run")
     attachments.serve_lock.release()
@@ -140,8 +140,8 @@ def test_invalid_devices_are_not_attached(arguments: list[str], message: str) ->
 
 
 def test_a_host_key_that_is_another_one_is_no_reason_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = SimpleNamespace(fingerprint="SHA256:shown", get_name=lambda: "ssh-ed25519")
-    monkeypatch.setattr("nas.cli.device.host_key", lambda address: shown)
+    host_key = SimpleNamespace(fingerprint="SHA256:shown", get_name=lambda: "ssh-ed25519")
+    monkeypatch.setattr("nas.cli.device.host_key", lambda address: host_key)
     done = nas("device", "add", "ssh://me@box", "--host-key", "SHA256:other")
     assert done.code == 3 and "this may be another machine" in done.err
     assert isinstance(NotTrusted("x"), InfrastructureFailed), "a job on such a device is not the candidate's failure"

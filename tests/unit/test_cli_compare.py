@@ -167,8 +167,8 @@ def test_intervals_that_overlap_by_common_noise_are_explained(monkeypatch: pytes
         yield from (wide(Path(str(options.subject)).name, options.workload.threads) for options in benches)
 
     monkeypatch.setattr("nas.cli.compare.bench_each", measure)
-    said = nas("compare", "big.gguf", "small.gguf").out.splitlines()[-1]
-    assert "small.gguf" in said and "it is the fastest (most of the noise of these intervals is common to all);" in said
+    line = nas("compare", "big.gguf", "small.gguf").out.splitlines()[-1]
+    assert "small.gguf" in line and "it is the fastest (most of the noise of these intervals is common to all);" in line
 
 
 def test_an_absence_is_no_win(tmp_path: Path) -> None:

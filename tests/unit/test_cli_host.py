@@ -169,10 +169,10 @@ def test_a_check_that_fails_itself_is_a_finding(monkeypatch: pytest.MonkeyPatch)
 
 def test_packages_of_an_extra_are_named_with_the_line_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     version = importlib.metadata.version
-    gone = {"pyarrow", "gguf"}
+    missing_packages = {"pyarrow", "gguf"}
 
     def lacking(name: str) -> str:
-        if name in gone:
+        if name in missing_packages:
             raise importlib.metadata.PackageNotFoundError(name)
         return version(name)
 

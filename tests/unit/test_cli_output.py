@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(
+def table_text(
     columns: int, monkeypatch: pytest.MonkeyPatch, heads: Sequence[str] = HEADS, rows: Sequence[Sequence[str]] = ROWS
 ) -> str:
     """Returns a table as a terminal of so many columns shows it."""
@@ -35,7 +35,7 @@ def shown(
 
 @pytest.mark.parametrize("columns", [0, 40, 80, 110])
 def test_a_layout_is_never_cut(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = shown(columns, monkeypatch).splitlines()
+    lines = table_text(columns, monkeypatch).splitlines()
     assert f"5          {LAYOUT}" in lines and "trial      layout" in lines
     assert lines.count(f"attention  {ROWS[1][2]}") == 1 and not any(line.startswith("6 ") for line in lines)
 
@@ -43,7 +43,7 @@ def test_a_layout_is_never_cut(columns: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_table_that_is_too_wide_breaks_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = ("trial", "quality", "latency [ms]", "memory [MB]", "p_front", "ties", "beaten by", "weights", "layout")
     row = ("published", "1.000", "3460", "322.8", "", "14 25 37 19 23 11", "", "356.2M, 191.4M", LAYOUT)
-    text = shown(80, monkeypatch, heads, [row])
+    text = table_text(80, monkeypatch, heads, [row])
     words = {word for head, cell in zip(heads, row, strict=True) if cell for word in f"{head} {cell}".split()}
     assert "beaten" not in text, "nothing is in this column"
     assert words <= set(text.split()), words - set(text.split())
@@ -51,7 +51,7 @@ def test_a_table_that_is_too_wide_breaks_between_words(monkeypatch: pytest.Monke
 
 
 def test_a_wide_terminal_has_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(160, monkeypatch)
+    text = table_text(160, monkeypatch)
     assert text.count("layout") == 1 and any("1.00" in line and LAYOUT in line for line in text.splitlines()), text
 
 

@@ -11,13 +11,13 @@ import time
 import pytest
 
 from nas.cli import progress
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.progress import Progress
 
 PROGRAM = """
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.progress import Progress
-with shown("starting") as log:
+with activity("starting") as log:
     log("a line")
     for step in range(4):
         log(Progress("healing", step, 3, "loss 2.1"))
@@ -37,7 +37,7 @@ def test_lines_come_now_and_then_with_the_time_left(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with shown("starting") as log:
+    with activity("starting") as log:
         log("a line")
         for step in range(5, 101):
             log(Progress("healing", step, 100))
@@ -54,7 +54,7 @@ def test_what_an_earlier_command_did_is_no_pace(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with shown("starting") as log:
+    with activity("starting") as log:
         for step in range(1, 91):
             log(Progress("measuring", step, 100))
             now += 0.001 if step < 80 else 60.0
@@ -84,7 +84,7 @@ def test_silence_is_about_the_last_piece_of_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "_SILENT_S", 0.5)
-    with shown("starting") as log:
+    with activity("starting") as log:
         log("a measurement")
         log(Progress("timed kinds of layers", 0, 1, "scores"))
         time.sleep(2.5)

@@ -186,14 +186,14 @@ def test_devices_are_shown_and_managed_as_with_a_database(lab: Lab, server: str)
 def test_studies_are_listed_shown_and_controlled(lab: Lab, server: str) -> None:
     study = new_study(lab.store)
     space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
-    shown = studies.create(lab.store, "shown", space, seed=0, version="0")
+    other_study = studies.create(lab.store, "shown", space, seed=0, version="0")
     assert [row["study"] for row in json.loads(nas("study", "list", "--json").out)["studies"]] == ["first", "shown"]
     report = json.loads(nas("study", "show", "shown", "--json").out)
     assert report == json.loads(json.dumps(study_report(lab.store, "shown")))
     assert nas("study", "front", "shown").out.startswith("trial\tquality")
     assert nas("study", "pause", "first").code == nas("study", "stop", "shown").code == 0
     assert studies.get(lab.store, study.id).desired_state == "pause"
-    assert studies.get(lab.store, shown.id).desired_state == "stop"
+    assert studies.get(lab.store, other_study.id).desired_state == "stop"
     assert nas("study", "show", "frist").code == 3
 
 
@@ -360,13 +360,13 @@ def test_follow_retries_while_the_coordinator_restarts(
         back.wait()
         studies.set_state(lab.store, number, StudyState.STOPPED)
         with serve(lab, certificates, port):
-            ended.wait()
+            end.wait()
 
-    ended = threading.Event()
+    end = threading.Event()
     thread = threading.Thread(target=come_back)
     thread.start()
     done = nas("study", "follow", "mine", "--server", url)
-    ended.set()
+    end.set()
     thread.join()
     assert done.code == 0, done.err
     assert "retrying in 1 s" in done.err

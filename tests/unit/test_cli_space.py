@@ -31,14 +31,14 @@ def test_show_names_budgets_and_references() -> None:
 
 
 def test_show_says_what_a_budget_on_quality_asks_for() -> None:
-    shown = nas("space", "show", "lfm2")
-    assert "quality.recall >= 0.8x the published reference" in shown.out, shown.err
+    result = nas("space", "show", "lfm2")
+    assert "quality.recall >= 0.8x the published reference" in result.out, result.err
 
 
 def test_show_as_json_round_trips() -> None:
-    shown = json.loads(nas("space", "show", "lfm2-demo", "--json").out)
-    assert shown["key"] == space_key(load_space("lfm2-demo"))
-    assert shown["name"] == "lfm2-demo"
+    space = json.loads(nas("space", "show", "lfm2-demo", "--json").out)
+    assert space["key"] == space_key(load_space("lfm2-demo"))
+    assert space["name"] == "lfm2-demo"
 
 
 def test_support_counts_every_sampled_layout() -> None:
@@ -76,9 +76,9 @@ def test_support_of_each_layout_by_each_runtime(tmp_path: Path) -> None:
         assert any("groups of 32" in reason for reason in row["runtimes"]["executorch"]["reasons"]) == wide
     admitted = sum(row["admitted"] for row in report["layouts"])
     assert 0 < admitted == executorch["admitted"] < 200
-    shown = nas("space", "show", str(odd), "--support").out
-    assert f"all 2 runtimes: {admitted} of 200 sampled layouts run on each" in shown
-    assert "latency: latency at chat, geomean of its ratios at 2 places" in shown
+    output = nas("space", "show", str(odd), "--support").out
+    assert f"all 2 runtimes: {admitted} of 200 sampled layouts run on each" in output
+    assert "latency: latency at chat, geomean of its ratios at 2 places" in output
     # What a search draws runs on both.
     layouts = json.loads(nas("space", "sample", str(odd), "-n", "40", "--json").out)["layouts"]
     assert len(layouts) == 40 and not any("swiglu:1040" in row["layout"] for row in layouts)

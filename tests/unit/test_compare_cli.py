@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_runner import nas
-from test_compare_tables import GONE, GRANITE, LFM2, MEMBER, record
+from test_compare_tables import GRANITE, GRANITE_H, LFM2, MEMBER, record
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.family import Comparison
@@ -18,16 +18,16 @@ from nas.train.compare import compare
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[compare.CompareOptions]:
     """What the command asks for; it is answered with a record that was measured before."""
-    seen: list[compare.CompareOptions] = []
+    calls: list[compare.CompareOptions] = []
 
     def answer(options: compare.CompareOptions, log: Log) -> tuple[Comparison, Path]:
-        seen.append(options)
+        calls.append(options)
         if options.device == "gone":
             raise InfrastructureFailed("gone: offline. What was measured is kept: the same command resumes")
-        return record(MEMBER, LFM2, GRANITE, GONE), tmp_path / "comparison-box.json"
+        return record(MEMBER, LFM2, GRANITE, GRANITE_H), tmp_path / "comparison-box.json"
 
     monkeypatch.setattr(compare, "compare", answer)
-    return seen
+    return calls
 
 
 def test_options_are_passed_on(requests: list[compare.CompareOptions]) -> None:
@@ -53,7 +53,7 @@ def test_tables_go_to_stdout_and_explanations_to_stderr(requests: list[compare.C
 
 def test_json_is_the_record(requests: list[compare.CompareOptions]) -> None:
     outcome = nas("family", "compare", "--family", "demo", "--json")
-    assert Comparison.model_validate(json.loads(outcome.out)) == record(MEMBER, LFM2, GRANITE, GONE)
+    assert Comparison.model_validate(json.loads(outcome.out)) == record(MEMBER, LFM2, GRANITE, GRANITE_H)
 
 
 def test_the_plot_is_drawn(requests: list[compare.CompareOptions], tmp_path: Path) -> None:

@@ -162,9 +162,9 @@ def test_a_model_that_crashes_has_reasons_and_the_others_have_figures(tmp_path: 
     assert len(figures(record, 0)) == 4 and None not in figures(record, 0).values()
     assert set(figures(record, 1).values()) == {None}
     assert {figure.reason for figure in record.models[1].measured.figures} == {"crash: killed by signal 11: no message"}
-    tried = len(lab.jobs.candidates)
+    count = len(lab.jobs.candidates)
     lab.run(SMALL, LARGE)
-    assert len(lab.jobs.candidates) == tried, "a failure was tried again"
+    assert len(lab.jobs.candidates) == count, "a failure was tried again"
 
 
 def test_a_model_larger_than_the_memory_is_not_tried(lab: Lab) -> None:
@@ -267,10 +267,10 @@ def test_a_family_is_compared_with_the_reference_models_of_its_size_classes(home
 
 def test_members_know_whether_the_search_used_the_device(home: Path) -> None:
     family(home, *MEMBERS)
-    there = select_models(ModelSelection(family="demo", references=("Qwen3-0.6B",)), LLAMA_CPP, "box")
-    elsewhere = select_models(ModelSelection(family="demo", references=("Qwen3-0.6B",)), LLAMA_CPP, "phone")
-    assert [contender.searched for contender in there] == [True, False, False]
-    assert [contender.searched for contender in elsewhere] == [False] * 3
+    box_models = select_models(ModelSelection(family="demo", references=("Qwen3-0.6B",)), LLAMA_CPP, "box")
+    phone_models = select_models(ModelSelection(family="demo", references=("Qwen3-0.6B",)), LLAMA_CPP, "phone")
+    assert [contender.searched for contender in box_models] == [True, False, False]
+    assert [contender.searched for contender in phone_models] == [False] * 3
 
 
 def test_a_member_takes_part_with_its_own_file(home: Path, lab: Lab) -> None:

@@ -44,7 +44,7 @@ MEMBER = model("demo-350M", 350_000_000, 3.0, member=True)
 LFM2 = model("LFM2-350M", 354_483_968, 2.0)
 GRANITE = model("Granite-4.0-350M", 352_379_904, 1.0)
 QWEN = model("Qwen3-0.6B", 596_049_920, 0.5)
-GONE = model("Granite-4.0-H-350M", 340_332_224, 1.0, missing="out_of_memory: too much")
+GRANITE_H = model("Granite-4.0-H-350M", 340_332_224, 1.0, missing="out_of_memory: too much")
 
 
 def test_the_report_has_the_same_models_on_both_devices() -> None:
@@ -85,7 +85,7 @@ def test_ratios_are_within_a_class_with_the_member_or_lfm2_first() -> None:
 
 
 def test_a_missing_figure_gives_no_ratio() -> None:
-    assert {ratio.here for ratio in ratios([LFM2, GONE])} == {None}
+    assert {ratio.here for ratio in ratios([LFM2, GRANITE_H])} == {None}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_classes_are_the_reports(parameters: int, name: str) -> None:
 
 
 def test_the_table_is_the_reports() -> None:
-    columns, rows = figures_table(record(MEMBER, GONE))
+    columns, rows = figures_table(record(MEMBER, GRANITE_H))
     assert columns == [
         "model", "parameters", "prefill tok/s 1K", "prefill tok/s 4K", "decode tok/s 1K", "decode tok/s 4K",
         "peak memory MB 32K",
@@ -116,7 +116,7 @@ def test_ratios_are_shown_next_to_the_reports() -> None:
 
 
 def test_missing_figures_are_explained() -> None:
-    assert list(reasons(record(MEMBER, GONE))) == [
+    assert list(reasons(record(MEMBER, GRANITE_H))) == [
         "Granite-4.0-H-350M: prefill tok/s 1K, prefill tok/s 4K, decode tok/s 1K, decode tok/s 4K: "
         "out_of_memory: too much"
     ]
@@ -125,7 +125,7 @@ def test_missing_figures_are_explained() -> None:
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_the_plot_names_every_model_that_has_figures(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"speed.{suffix}"
-    draw_comparison(record(MEMBER, LFM2, GONE), path)
+    draw_comparison(record(MEMBER, LFM2, GRANITE_H), path)
     first = path.read_bytes()
     assert first
     if suffix == "svg":
@@ -133,7 +133,7 @@ def test_the_plot_names_every_model_that_has_figures(tmp_path: Path, suffix: str
         assert re.search(r"demo-350M", text)
         assert "LFM2-350M" in text
         assert "Granite" not in text
-        draw_comparison(record(MEMBER, LFM2, GONE), path)
+        draw_comparison(record(MEMBER, LFM2, GRANITE_H), path)
         assert path.read_bytes() == first
 
 

@@ -83,12 +83,12 @@ def test_the_share_of_a_front_that_is_noise_counts_noise_once() -> None:
     for _ in range(40):
         time = rng.random(40)
         quality = -(0.3 * np.sqrt(time)) + 0.05 * np.abs(rng.standard_normal(40))
-        seen = quality + noise * rng.standard_normal(40)
+        scores = quality + noise * rng.standard_normal(40)
         axes = {
-            i: [Axis(value=0, coordinate=float(seen[i]), sd=noise), Axis(value=0, coordinate=float(time[i]), sd=0.0)]
+            i: [Axis(value=0, coordinate=float(scores[i]), sd=noise), Axis(value=0, coordinate=float(time[i]), sd=0.0)]
             for i in range(40)
         }
-        members = np.flatnonzero(front_mask(np.stack([seen, time], 1)))
+        members = np.flatnonzero(front_mask(np.stack([scores, time], 1)))
         stated.append(front_noise(axes, 200))
         twice.append(1 - np.mean([front_chances(axes, 200)[int(i)] for i in members]))
         true.append(1 - front_mask(np.stack([quality, time], 1))[members].mean())

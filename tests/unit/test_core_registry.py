@@ -109,20 +109,20 @@ def test_a_thread_sees_no_registry_without_the_plug_ins_that_another_is_adding(
 ) -> None:
     """While the first thread adds the plug-in, a second one looks it up."""
     registry: Registry[Any] = Registry("thing", "nas.things", {})
-    seen: list[bool] = []
+    answers: list[bool] = []
 
     class Point:
         name, dist = "own", None
 
         @property
         def value(self) -> str:
-            if not seen:
-                seen.append(False)
-                thread = Thread(target=lambda: seen.append("own" in registry))
+            if not answers:
+                answers.append(False)
+                thread = Thread(target=lambda: answers.append("own" in registry))
                 thread.start()
                 thread.join()
             return "pathlib:Path"
 
     monkeypatch.setattr("nas.core.registry.entry_points", lambda group: [Point()])
     assert "own" in registry
-    assert seen == [False, True]
+    assert answers == [False, True]

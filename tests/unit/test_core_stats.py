@@ -80,5 +80,5 @@ def test_numbers_that_no_repetition_can_have_are_no_figure(values: list[float]) 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:
     for hits, count in ((0, 10), (3, 10), (23, 25), (25, 25)):
-        theirs = scipy_stats.binomtest(hits, count).proportion_ci(method="wilson")
-        assert stats.share_interval(hits, count) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
+        interval = scipy_stats.binomtest(hits, count).proportion_ci(method="wilson")
+        assert stats.share_interval(hits, count) == pytest.approx((interval.low, interval.high), abs=1e-6)

@@ -19,9 +19,9 @@ TEXTS = st.text(st.one_of(st.characters(), st.sampled_from('\n\r\x0b\x0c\x1c\x85
 
 @given(TEXTS)
 def test_what_is_printable_stays_and_nothing_else_does(text: str) -> None:
-    shown = visible(text)
-    assert shown.isprintable()
-    assert shown == text or not text.isprintable()
+    result = visible(text)
+    assert result.isprintable()
+    assert result == text or not text.isprintable()
     assert visible(text, keep="\n").count("\n") == text.count("\n")
 
 

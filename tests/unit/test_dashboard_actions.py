@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from api_lab import space_text
-from dashboard_lab import HOST, HTML, OURS, DashboardLab, Inputs, all_routes
+from dashboard_lab import FORM_HEADERS, HOST, HTML, DashboardLab, Inputs, all_routes
 from fastapi.testclient import TestClient
 from test_dashboard_study import filled
 
@@ -24,9 +24,9 @@ ACTIONS = sorted(route.path for route in ROUTES if "POST" in route.methods and r
 FOR_ADMINS = {"/devices/{id}/remove"}
 FROM_ELSEWHERE = (
     HTML,
-    OURS | {"Origin": "https://evil.example"},
-    OURS | {"Origin": "null"},
-    OURS | {"Origin": f"{HOST}0"},
+    FORM_HEADERS | {"Origin": "https://evil.example"},
+    FORM_HEADERS | {"Origin": "null"},
+    FORM_HEADERS | {"Origin": f"{HOST}0"},
     HTML | {"Sec-Fetch-Site": "same-site"},
 )
 FIELDS = {"study": "new", "space": space_text(), "reason": "for a test", "next": "/studies"}
@@ -76,7 +76,7 @@ def test_an_action_takes_its_role(still: DashboardLab, action: str) -> None:
     too_low = [Role.READ, Role.OPERATE] if action in FOR_ADMINS else [Role.READ]
     for role in too_low:
         assert still.visitor(role).post(path_of(action), **FIELDS).status_code == 403
-    assert still.stranger().post(path_of(action), data=FIELDS, headers=OURS).headers["Location"] == "/login"
+    assert still.stranger().post(path_of(action), data=FIELDS, headers=FORM_HEADERS).headers["Location"] == "/login"
     assert still.stranger().post(path_of(action), data=FIELDS, headers={"Origin": HOST}).status_code == 401
     assert everything(still) == before
 
@@ -103,8 +103,8 @@ def test_an_action_takes_the_form_of_its_session(still: DashboardLab, action: st
     before = everything(still)
     for token in ("", "0" * 64, another.form_token, "\u00e9"):
         assert visitor.post(path_of(action), form_token=token, **FIELDS).status_code == 403
-    assert visitor.client.post(path_of(action), data=FIELDS, headers=OURS).status_code == 403
-    assert visitor.client.post(path_of(action), json=FIELDS, headers=OURS).status_code == 415
+    assert visitor.client.post(path_of(action), data=FIELDS, headers=FORM_HEADERS).status_code == 403
+    assert visitor.client.post(path_of(action), json=FIELDS, headers=FORM_HEADERS).status_code == 415
     assert everything(still) == before
 
 
@@ -126,12 +126,12 @@ def test_studies_are_paused_resumed_and_stopped(lab: DashboardLab) -> None:
     for order, offered in (("pause", {"run", "stop"}), ("run", {"pause", "stop"}), ("stop", {"run"})):
         assert visitor.post(f"/studies/study/{order}").headers["Location"] == "/studies/study"
         assert studies.get(lab.store, "study").desired_state == order
-        shown = Inputs(visitor.page("/studies").text)
-        assert set(shown.actions) == {f"/studies/study/{action}" for action in offered}
-        assert shown.fields["next"] == "/studies"
+        list_inputs = Inputs(visitor.page("/studies").text)
+        assert set(list_inputs.actions) == {f"/studies/study/{action}" for action in offered}
+        assert list_inputs.fields["next"] == "/studies"
         for path in ("/studies/study", "/studies/study/now"):
             inputs = Inputs(visitor.page(path).text)
-            assert inputs.actions == shown.actions and inputs.fields["next"] == "/studies/study"
+            assert inputs.actions == list_inputs.actions and inputs.fields["next"] == "/studies/study"
 
 
 def test_a_trial_gets_a_star_tags_and_a_note(lab: DashboardLab) -> None:

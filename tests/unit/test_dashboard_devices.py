@@ -34,7 +34,7 @@ def visitor(lab: DashboardLab) -> Visitor:
     return lab.visitor(Role.READ)
 
 
-def shown(visitor: Visitor, path: str) -> Page:
+def get_page(visitor: Visitor, path: str) -> Page:
     answer = visitor.page(path)
     assert answer.status_code == 200, answer.text
     return Page(answer.text)
@@ -44,14 +44,14 @@ def test_the_list_and_its_twin_say_the_same(lab: DashboardLab, visitor: Visitor)
     devices.set_health(lab.store, "box", Health.MAINTENANCE, "battery swollen")
     (row,) = visitor.client.get("/devices.json").json()["devices"]
     assert row == fleet.page_of_devices(lab.store, limit=9).model_dump(mode="json")["devices"][0]
-    text = shown(visitor, "/devices").text
+    text = get_page(visitor, "/devices").text
     assert "box" in text and "maintenance: battery swollen" in text and "never" in text
 
 
 def test_without_devices_it_says_how_one_is_attached(lab: DashboardLab, visitor: Visitor) -> None:
     with lab.store.write() as connection:
         connection.exec_driver_sql("DELETE FROM device")
-    assert "nas device add" in shown(visitor, "/devices").text
+    assert "nas device add" in get_page(visitor, "/devices").text
 
 
 def test_many_devices_come_in_pages(
@@ -60,12 +60,12 @@ def test_many_devices_come_in_pages(
     monkeypatch.setattr(devices_page, "PAGE", 2)
     for name in "acde":
         add_device(lab.store, name, agent=f"of-{name}")
-    seen, path = [], "/devices"
+    ids, path = [], "/devices"
     while path:
-        seen += [row["id"] for row in visitor.client.get(path.replace("/devices", "/devices.json")).json()["devices"]]
-        tags = shown(visitor, path).tags
+        ids += [row["id"] for row in visitor.client.get(path.replace("/devices", "/devices.json")).json()["devices"]]
+        tags = get_page(visitor, path).tags
         path = next((str(named["href"]) for tag, named in tags if named.get("rel") == "next"), "")
-    assert seen == ["a", "box", "c", "d", "e"]
+    assert ids == ["a", "box", "c", "d", "e"]
 
 
 def test_a_lease_says_who_has_it_and_until_when(lab: DashboardLab, visitor: Visitor) -> None:
@@ -74,8 +74,8 @@ def test_a_lease_says_who_has_it_and_until_when(lab: DashboardLab, visitor: Visi
     held = take(lab.store)
     assert held.lease_until == lab.clock.time + jobs.LEASE_S
     until = f"00:{held.lease_until // 60:02.0f}:{held.lease_until % 60:02.0f} UTC"
-    assert f"local, until 1970-01-01 {until}" in shown(visitor, "/devices").text
-    text = shown(visitor, "/devices/box").text
+    assert f"local, until 1970-01-01 {until}" in get_page(visitor, "/devices").text
+    text = get_page(visitor, "/devices/box").text
     assert f"local, epoch 1, until 1970-01-01 {until} unless renewed" in text
     assert held.id[:12] in text and "leased" in text
 
@@ -84,7 +84,7 @@ def test_failures_stand_in_the_history(lab: DashboardLab, visitor: Visitor) -> N
     put(lab.store)
     devices.set_health(lab.store, "box", Health.GOOD)
     break_down(lab.store, lab.clock)
-    text = shown(visitor, "/devices/box").text
+    text = get_page(visitor, "/devices/box").text
     assert "failure" in text and "cable fell out" in text and "unknown since" in text
 
 
@@ -92,7 +92,7 @@ def test_jobs_lead_to_their_trials(lab: DashboardLab, visitor: Visitor) -> None:
     study = lab.study()
     trial = lab.propose(study)
     jobs.enqueue(lab.store, key("of the trial"), round_of(), device="box", trial=(study, trial))
-    links = [named["href"] for tag, named in shown(visitor, "/devices/box").tags if tag == "a"]
+    links = [named["href"] for tag, named in get_page(visitor, "/devices/box").tags if tag == "a"]
     assert f"/studies/study/trials/{trial}" in links
 
 
@@ -103,7 +103,7 @@ def test_drift_and_temperature_are_drawn(lab: DashboardLab, visitor: Visitor) ->
         calibrations.note_runs(lab.store, PLACE, f"job-{number}", [CALM, replace(CALM, calm=False)], 212.5)
     view = visitor.client.get("/devices/box.json").json()
     assert len(view["drift"][0]["runs"]) == 20
-    page = shown(visitor, "/devices/box")
+    page = get_page(visitor, "/devices/box")
     assert "The reference takes 212.5 ms." in page.text and "by +1.0 %" in page.text
     (plot,) = [json.loads(str(named["data-plot"])) for _, named in page.tags if "data-plot" in named]
     drawn = {series["name"]: len(series["points"]) for series in plot["series"]}
@@ -118,7 +118,7 @@ def test_the_list_has_the_latest_temperature_and_charge(lab: DashboardLab, visit
     (row,) = visitor.client.get("/devices.json").json()["devices"]
     assert row["condition"] == {"at": lab.clock.time, "temperature_c": 41.6, "battery_percent": 81.0}
     for path in ("/devices", "/devices/box"):
-        assert "42 °C, battery 81 %" in shown(visitor, path).text
+        assert "42 °C, battery 81 %" in get_page(visitor, path).text
 
 
 def test_a_device_that_is_not_there_is_said_with_the_nearest(visitor: Visitor) -> None:
@@ -145,4 +145,4 @@ def test_names_notes_tags_and_who_waits_are_shown_and_escaped(lab: DashboardLab,
     assert (row["name"], row["queue"][0]["jobs"]) == (f"{hostile} name", 2)
     queue = visitor.client.get("/studies/study.json").json()["queue"]["jobs"]
     assert sorted((job["place"], job["queued"]) for job in queue) == [(1, 2), (2, 2)]
-    assert "queued, 2 of 2" in shown(visitor, "/studies/study").text
+    assert "queued, 2 of 2" in get_page(visitor, "/studies/study").text

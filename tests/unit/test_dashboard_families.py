@@ -39,7 +39,7 @@ def visitor(tmp_path: Path, home: Path) -> TestClient:
     return client(LiveLab(tmp_path), OPEN, LOOPBACK)
 
 
-def shown(visitor: TestClient, path: str) -> Page:
+def get_page(visitor: TestClient, path: str) -> Page:
     answer = visitor.get(path, headers=HTML)
     assert answer.status_code == 200, answer.text
     return Page(answer.text)
@@ -52,7 +52,7 @@ def get_json(visitor: TestClient, path: str) -> Any:
 
 
 def test_without_families_the_page_says_how_to_build_one(visitor: TestClient) -> None:
-    assert "nas family build" in shown(visitor, "/families").text
+    assert "nas family build" in get_page(visitor, "/families").text
     assert get_json(visitor, "/families.json") == {"families": []}
 
 
@@ -60,7 +60,7 @@ def test_the_list_names_sizes_trainings_and_devices(visitor: TestClient, home: P
     write_family(home)
     (line,) = get_json(visitor, "/families.json")["families"]
     assert (line["sizes"], line["trained"], line["compared"]) == (["12M", "4M"], ["4M"], ["laptop"])
-    page = shown(visitor, "/families")
+    page = get_page(visitor, "/families")
     assert "12M, 4M" in page.text and "laptop" in page.text
     assert "/families/demo" in [named.get("href") for _, named in page.tags]
 
@@ -74,7 +74,7 @@ def test_a_member_shows_what_its_files_answer(visitor: TestClient, home: Path) -
     write_record(home / "families" / "demo" / "4M" / EVALUATION, evaluation)
     other = evaluation.model_copy(update={"tasks": "gsm8k", "missing": {}})
     write_record(home / "families" / "demo" / "4M" / BENCHMARKS, other)
-    page = shown(visitor, "/families/demo").text
+    page = get_page(visitor, "/families/demo").text
     assert "Exact answers of 4M" in page and "Benchmarks of 4M" in page and "Questions of gsm8k" in page
     for text in ("75.0 59.8 to 85.8", "-2.5 -12.8 to +8.0", "<test>.jsonl", "8da4w has no scores: no file was written",
                  "not those of the files below"):  # fmt: skip
@@ -96,7 +96,7 @@ def test_a_member_shows_all_of_its_stages(visitor: TestClient, home: Path) -> No
         }
     )  # fmt: skip
     write_record(path, last)
-    page = shown(visitor, "/families/demo").text
+    page = get_page(visitor, "/families/demo").text
     assert "Stages" in page and "<second>" in page and "kept 0.75 of 12" in page and "10 min" in page
     done = nas("family", "show", "demo")
     assert done.code == 0 and "stage\tsteps\ttokens" in done.out and "kept 0.750 of 12" in done.out
@@ -116,7 +116,7 @@ def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Pa
         "peak memory at 4,096 tokens",
     ]
     assert str(home) not in json.dumps(view)
-    page = shown(visitor, "/families/demo")
+    page = get_page(visitor, "/families/demo")
     for text in ("because it is faster", "81 to 99", "\N{EN DASH} because it is faster", "2.25", "1.50",
                  "random:0", "2M tokens in 20 steps", "2 h 00 min", "No files written", HASH):  # fmt: skip
         assert text in page.text
@@ -131,7 +131,7 @@ def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Pa
 
 def test_links_of_a_page_lead_somewhere(visitor: TestClient, home: Path) -> None:
     write_family(home)
-    page = shown(visitor, "/families/demo")
+    page = get_page(visitor, "/families/demo")
     links = [str(named["href"]) for tag, named in page.tags if tag == "a" and "href" in named]
     assert {"#member-1", FILE} <= set(links)
     ids = {named.get("id") for _, named in page.tags}
@@ -191,10 +191,10 @@ def test_a_file_that_is_not_what_was_written_is_not_sent(visitor: TestClient, ho
 
 def test_what_records_say_never_runs(visitor: TestClient, home: Path) -> None:
     write_family(home, text=HOSTILE)
-    page = shown(visitor, "/families/demo")
+    page = get_page(visitor, "/families/demo")
     assert HOSTILE in page.text
     assert all(str(named["src"]).startswith("/assets/") for tag, named in page.tags if tag == "script")
-    assert HOSTILE in shown(visitor, "/families").text
+    assert HOSTILE in get_page(visitor, "/families").text
 
 
 def test_who_is_not_there_and_what_is_damaged_is_told(visitor: TestClient, home: Path) -> None:
@@ -208,7 +208,7 @@ def test_who_is_not_there_and_what_is_damaged_is_told(visitor: TestClient, home:
         assert answer.status_code == 422 and "family.json" in answer.text
     damaged, sound = get_json(visitor, "/families.json")["families"]
     assert "family.json" in damaged["problem"] and (sound["problem"], sound["name"]) == (None, "sound")
-    assert "family.json" in shown(visitor, "/families").text
+    assert "family.json" in get_page(visitor, "/families").text
 
 
 def test_strangers_fetch_nothing(tmp_path: Path, home: Path) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 import httpx
 import pytest
 from api_lab import space_text
-from dashboard_lab import HOST, OURS, DashboardLab, Visitor, all_routes
+from dashboard_lab import FORM_HEADERS, HOST, DashboardLab, Visitor, all_routes
 from exhaustive import examples
 from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, settings
@@ -25,13 +25,13 @@ from nas.serve.dashboard.pages import HEADERS
 
 EXAMPLES = int(os.environ.get("HILNAS_FUZZ", examples(12)))
 ROUTES = {f"{method} {route.path}": route for route in all_routes() for method in sorted(route.methods)}
-THERE = {"name": ["study", "mine"], "id": ["box"], "number": ["0", "1"], "trial": ["0", "1"], "space": ["lfm2-demo"],
-         "size": ["4M", "12M"], "path": ["gguf/model q4_0.gguf"]}  # fmt: skip
+VALUES = {"name": ["study", "mine"], "id": ["box"], "number": ["0", "1"], "trial": ["0", "1"], "space": ["lfm2-demo"],
+          "size": ["4M", "12M"], "path": ["gguf/model q4_0.gguf"]}  # fmt: skip
 """Parameter -> values that exist."""
 FIELDS = ["next", "reason", "study", "space", "trials", "warm_start", "file", "token"]
 
 words = st.one_of(
-    st.sampled_from([name for names in THERE.values() for name in names]),
+    st.sampled_from([name for names in VALUES.values() for name in names]),
     st.text(max_size=12),
     st.integers().map(str),
     st.floats().map(str),
@@ -56,7 +56,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardLab]:
 
 def values(name: str) -> st.SearchStrategy[str]:
     """Values of a parameter: mostly those that exist, sometimes anything."""
-    choices = st.sampled_from(THERE[name]) if name in THERE else words
+    choices = st.sampled_from(VALUES[name]) if name in VALUES else words
     return st.one_of(choices, choices, choices, words)
 
 
@@ -93,7 +93,7 @@ def check(answer: httpx.Response) -> None:
 def test_whatever_is_asked_for(lab: DashboardLab, label: str) -> None:
     method, route = label.split()[0], ROUTES[label]
     visitor: Visitor = lab.visitor(Role.ADMIN)
-    seen = []
+    statuses = []
 
     @settings(
         max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
@@ -103,7 +103,7 @@ def test_whatever_is_asked_for(lab: DashboardLab, label: str) -> None:
     def ask(data: Any) -> None:
         path = f"{path_of(route, data.draw)}?{query_of(route, data.draw)}"
         accept = data.draw(st.sampled_from(["text/html", "*/*", ""]))
-        headers = OURS | {"Accept": accept}
+        headers = FORM_HEADERS | {"Accept": accept}
         if method == "GET":
             answer = visitor.client.get(path, headers=headers)
         else:
@@ -114,10 +114,10 @@ def test_whatever_is_asked_for(lab: DashboardLab, label: str) -> None:
                 path, headers=headers, **(in_parts if data.draw(st.booleans()) else {"data": form})
             )
         check(answer)
-        seen.append(answer.status_code)
+        statuses.append(answer.status_code)
 
     ask()
-    assert seen
+    assert statuses
 
 
 @pytest.mark.parametrize("label", [label for label in ROUTES if label.startswith("POST")])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import ten_mistakes
 from api_lab import space_text
-from dashboard_lab import OURS, DashboardLab, Inputs, Visitor
+from dashboard_lab import FORM_HEADERS, DashboardLab, Inputs, Visitor
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -230,7 +230,7 @@ def test_a_file_counts_in_place_of_the_text(lab: DashboardLab, visitor: Visitor)
     def send(content: bytes, **fields: str) -> httpx.Response:
         files = {"file": ("my space.yaml", content, "application/yaml")}
         data = {"form_token": visitor.form_token, "study": "mine", "space": TYPED} | fields
-        return visitor.client.post("/launch", data=data, files=files, headers=OURS)
+        return visitor.client.post("/launch", data=data, files=files, headers=FORM_HEADERS)
 
     refused = send(b"v: 1\nnmae: \xc3\xa9\n")
     assert refused.status_code == 422
@@ -249,7 +249,7 @@ def test_a_file_counts_in_place_of_the_text(lab: DashboardLab, visitor: Visitor)
 )  # fmt: skip
 def test_what_is_no_form_of_parts_is_refused(refused: Visitor, body: bytes) -> None:
     for kind in ("multipart/form-data; boundary=x", "multipart/form-data"):
-        answer = refused.client.post("/launch", content=body, headers=OURS | {"Content-Type": kind})
+        answer = refused.client.post("/launch", content=body, headers=FORM_HEADERS | {"Content-Type": kind})
         assert answer.status_code in (403, 422)
 
 

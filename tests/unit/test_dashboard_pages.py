@@ -125,15 +125,15 @@ def test_the_list_comes_in_pages_newest_first(
     monkeypatch.setattr(studies_view, "PAGE", 2)
     for name in "abcde":
         lab.study(name)
-    seen: list[str] = []
+    names: list[str] = []
     path = "/studies"
     while path:
         view = visitor.get(path.replace("/studies", "/studies.json")).json()
-        seen += [line["name"] for line in view["studies"]]
+        names += [line["name"] for line in view["studies"]]
         tags = Page(visitor.get(path, headers=HTML).text).tags
         path = next((str(named["href"]) for tag, named in tags if named.get("rel") == "next"), "")
         assert (view["next"] is None) == (path == "")
-    assert seen == list("edcba")
+    assert names == list("edcba")
 
 
 def test_a_study_that_cannot_be_read_hides_no_other(lab: LiveLab, visitor: TestClient) -> None:
@@ -149,19 +149,19 @@ def test_a_study_that_cannot_be_read_hides_no_other(lab: LiveLab, visitor: TestC
                                   "/assets/..%2Fapp.py", "/studies?before=%3Cscript%3E", "/nosuch", "/launch",
                                   "/studies/a/b/c", "/%3Cscript%3E", "/v2/studies"])  # fmt: skip
 def test_errors_are_pages_for_people_and_json_for_programs(visitor: TestClient, path: str) -> None:
-    shown = visitor.get(path, headers=HTML)
-    assert shown.status_code in (404, 422) and shown.headers["Content-Type"].startswith("text/html")
-    assert "<script>" not in shown.text and Page(shown.text).text
+    page = visitor.get(path, headers=HTML)
+    assert page.status_code in (404, 422) and page.headers["Content-Type"].startswith("text/html")
+    assert "<script>" not in page.text and Page(page.text).text
     answer = visitor.get(path)
-    assert answer.status_code == shown.status_code
+    assert answer.status_code == page.status_code
     assert set(answer.json()) == {"error", "kind", "request_id"}
 
 
 def test_an_unknown_path_is_a_page_for_strangers_too_but_not_under_the_api(tmp_path: Path) -> None:
     lab = DashboardLab(tmp_path)
     for visitor in (lab.stranger(), lab.visitor(Role.READ).client):
-        shown = visitor.get("/nosuch", headers=HTML)
-        assert shown.status_code == 404 and "There is no page /nosuch" in Page(shown.text).text
+        answer = visitor.get("/nosuch", headers=HTML)
+        assert answer.status_code == 404 and "There is no page /nosuch" in Page(answer.text).text
         assert visitor.get("/v1/nosuch", headers=HTML).headers["Content-Type"] == "application/json"
         assert visitor.get("/devices/", headers=HTML).headers["Location"].endswith("/devices")
 

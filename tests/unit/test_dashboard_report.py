@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_runner import nas
-from dashboard_lab import OURS, DashboardLab
+from dashboard_lab import FORM_HEADERS, DashboardLab
 from live_lab import LiveLab
 from study_support import snapshot
 
@@ -71,6 +71,8 @@ def test_a_token_reads_pages_and_their_downloads_and_does_not_act(tmp_path: Path
     assert script.get("/studies/study/trials.csv", headers=header).text.startswith("trial,state")
     moved = script.get("/studies/study/effects.json", headers=header).json()
     assert "has a model" in str(EffectsView.model_validate(moved).no_slices)
-    assert script.post("/studies/study/pause", data={"form_token": "x"}, headers=header | OURS).status_code == 403
+    assert (
+        script.post("/studies/study/pause", data={"form_token": "x"}, headers=header | FORM_HEADERS).status_code == 403
+    )
     for wrong in ({}, {"Authorization": "Bearer hilnas.x.y"}, {"Authorization": "Basic eA=="}):
         assert script.get("/studies/study/trials.csv", headers=wrong).status_code == 401

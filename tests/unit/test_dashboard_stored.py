@@ -46,8 +46,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardLab]:
     folder = SubmissionFolder(lab.home / "studies" / "waits")
     submission = folder.read()
     assert submission is not None
-    ended = {"state": SubmissionState.ENDED, "message": f"{HOSTILE}\nsecond line", "exit_code": 1, "space": HOSTILE}
-    folder.write(submission.model_copy(update=ended))
+    changes = {"state": SubmissionState.ENDED, "message": f"{HOSTILE}\nsecond line", "exit_code": 1, "space": HOSTILE}
+    folder.write(submission.model_copy(update=changes))
     yield lab
     lab.process.end()
 
@@ -88,8 +88,8 @@ def measured() -> dict[str, Any]:
 
 def fill_devices(lab: DashboardLab) -> None:
     """A device that describes itself in hostile text, and another whose job failed with such a message."""
-    said = {name: MARKUP for name in ("model", "cpu", "os", "soc", "libc", "energy_counter", "transport")}
-    described = device("spoken", **said, tags=(MARKUP,), unread={MARKUP: MARKUP})  # type: ignore[arg-type]
+    texts = {name: MARKUP for name in ("model", "cpu", "os", "soc", "libc", "energy_counter", "transport")}
+    described = device("spoken", **texts, tags=(MARKUP,), unread={MARKUP: MARKUP})  # type: ignore[arg-type]
     add_device(lab.store, "spoken", agent="talker")
     devices.register(lab.store, "talker", [described], boot_id=HOSTILE)
     devices.set_health(lab.store, "spoken", Health.MAINTENANCE, HOSTILE)
@@ -111,7 +111,7 @@ def visitor(lab: DashboardLab) -> TestClient:
 
 def pages(lab: DashboardLab) -> list[str]:
     """Every page of things that exist, and some of things that do not."""
-    there: dict[str, list[Any]] = {
+    values: dict[str, list[Any]] = {
         "name": ["study", "damaged", "hostile", "waits", "%3Cscript%3E"], "id": ["box", "spoken", "%3Cscript%3E"],
         "number": [0, 1, 9],
     }  # fmt: skip
@@ -119,7 +119,7 @@ def pages(lab: DashboardLab) -> list[str]:
     for route in page_routes(lab.app):
         paths = [route.path] if "GET" in route.methods and not route.path.startswith("/assets") else []
         for name in [field.alias for field in route.dependant.path_params]:
-            paths = [path.replace(f"{{{name}}}", str(value)) for path in paths for value in there.get(name, ["x"])]
+            paths = [path.replace(f"{{{name}}}", str(value)) for path in paths for value in values.get(name, ["x"])]
         addresses += paths
     queries = ["/studies/study/compare?trial=0&trial=1", "/studies/damaged/compare?trial=0&trial=1", "/devices?after=c"]
     return [*dict.fromkeys(addresses), *queries]
@@ -138,8 +138,8 @@ def test_whatever_is_stored_is_text_on_every_page(lab: DashboardLab) -> None:
             ), path
             assert not any(character in answer.text for character in TURNED if not character.isascii()), path
             assert "\x1b" not in answer.text, path
-            shown = answer.text.startswith("<!doctype") and "Content-Disposition" not in answer.headers
-            tags = Page(answer.text).tags if shown else []  # a report to send has styles and a picture inside
+            is_page = answer.text.startswith("<!doctype") and "Content-Disposition" not in answer.headers
+            tags = Page(answer.text).tags if is_page else []  # a report to send has styles and a picture inside
             assert not [tag for tag, _ in tags if tag in ("img", "iframe", "object", "embed", "base")], path
             assert all((named.get("formaction") or "/").startswith("/") for _, named in tags), path
         elif answer.headers["Content-Type"].startswith("text/csv"):

@@ -51,7 +51,7 @@ def filled(lab: LiveLab) -> int:
     return study
 
 
-def shown(visitor: TestClient, query: str = "") -> Page:
+def get_page(visitor: TestClient, query: str = "") -> Page:
     answer = visitor.get(f"/studies/study{query}", headers=HTML)
     assert answer.status_code == 200, answer.text
     return Page(answer.text)
@@ -87,7 +87,7 @@ def test_the_twin_says_what_the_page_shows(lab: LiveLab, visitor: TestClient) ->
         {"what": Expected.what, "gain": 0.1, "hypervolume": 2.0, "batch": 2, "quality": None},
     )  # fmt: skip
     events.append(lab.store, study, {"what": Closed.what, "rule": "trials", "message": "all 4 layouts were proposed"})
-    view, page = get_json(visitor), shown(visitor)
+    view, page = get_json(visitor), get_page(visitor)
     report = study_report(lab.store, "study")
     assert view["hypervolume"]["value"] == pytest.approx(report["hypervolume"])
     assert (view["hypervolume"]["low"], view["hypervolume"]["high"]) == pytest.approx(
@@ -111,7 +111,7 @@ def test_the_twin_says_what_the_page_shows(lab: LiveLab, visitor: TestClient) ->
 
 def test_the_page_has_what_its_script_attaches_to(lab: LiveLab, visitor: TestClient) -> None:
     filled(lab)
-    page = shown(visitor)
+    page = get_page(visitor)
     (panels,) = [named for tag, named in page.tags if named.get("id") == "panels"]
     assert panels["data-points"] == "/studies/study/points"
     assert [named["data-panel"] for tag, named in page.tags if tag == "figure"] == ["1", "2", "3"]
@@ -127,7 +127,7 @@ def test_the_page_has_what_its_script_attaches_to(lab: LiveLab, visitor: TestCli
 
 def test_everything_that_can_be_operated_has_a_name(lab: LiveLab, visitor: TestClient) -> None:
     filled(lab)
-    page = shown(visitor)
+    page = get_page(visitor)
     labelled = {named["for"] for tag, named in page.tags if tag == "label" and "for" in named}
     selects = {named["id"] for tag, named in page.tags if tag == "select" and named["name"] != "place"}
     assert selects == {f"{side}{n}" for side in "xy" for n in (1, 2, 3)} <= labelled
@@ -144,14 +144,14 @@ def test_everything_that_can_be_operated_has_a_name(lab: LiveLab, visitor: TestC
 def test_without_scripts_the_front_is_a_table(lab: LiveLab, visitor: TestClient) -> None:
     filled(lab)
     text = visitor.get("/studies/study", headers=HTML).text
-    said = text[text.index("<noscript><p>" if "<noscript><p>" in text else "<noscript>") :]
-    assert "The ranked list below has the front" in said
+    noscript = text[text.index("<noscript><p>" if "<noscript><p>" in text else "<noscript>") :]
+    assert "The ranked list below has the front" in noscript
     assert len([named for tag, named in Page(text).tags if tag == "tr" and "data-trial" in named]) == 6
 
 
 def test_the_address_chooses_axes(lab: LiveLab, visitor: TestClient) -> None:
     filled(lab)
-    page = shown(visitor, "?x2=kv_bytes&log=kv_bytes&place=local/fake")
+    page = get_page(visitor, "?x2=kv_bytes&log=kv_bytes&place=local/fake")
     chosen = [
         named["value"] for tag, named in page.tags if tag == "option" and "selected" in named and "value" in named
     ]
@@ -197,7 +197,7 @@ def test_places_that_order_trials_alike_agree(lab: LiveLab, visitor: TestClient)
     assert (rho["latency"]["value"], rho["peak_rss"]["value"]) == (1.0, -1.0)
     assert {row["correlation"]["layouts"] for row in view["agreement"]} == {7}
     assert rho["decode_p50"] is None, "all the same"
-    assert "local/other" in shown(visitor).text
+    assert "local/other" in get_page(visitor).text
 
 
 def test_all_trials_can_be_taken_away(lab: LiveLab, visitor: TestClient) -> None:
@@ -227,17 +227,17 @@ def test_the_front_can_be_taken_away(lab: LiveLab, visitor: TestClient) -> None:
 
 def test_what_stands_still_is_not_asked_for_again(lab: LiveLab, visitor: TestClient) -> None:
     study = filled(lab)
-    live = [named for _, named in shown(visitor).tags if "data-refresh" in named]
+    live = [named for _, named in get_page(visitor).tags if "data-refresh" in named]
     assert {named["data-from"] for named in live} == {"/studies/study/now"}
     fragment = Page(visitor.get("/studies/study/now", headers=HTML).text)
     assert {named["id"] for _, named in fragment.tags if "data-refresh" in named} == {named["id"] for named in live}
     studies.set_state(lab.store, study, StudyState.COMPLETE)
-    assert not [named for _, named in shown(visitor).tags if "data-refresh" in named]
+    assert not [named for _, named in get_page(visitor).tags if "data-refresh" in named]
 
 
 def test_a_study_of_which_nothing_is_known_has_a_page(lab: LiveLab, visitor: TestClient) -> None:
     lab.study(judged=False)
-    page = shown(visitor)
+    page = get_page(visitor)
     assert "The front is still empty: the reference layouts are not measured" in page.text
     assert get_json(visitor)["hypervolume"] is None
 
@@ -247,24 +247,24 @@ def test_a_study_that_ended_without_a_front_says_why(lab: LiveLab, visitor: Test
     lab.complete(study, 1.0, 0.5, 0.5, "reference")
     assert get_json(visitor)["no_front"] == "no layout was proposed"
     studies.set_state(lab.store, study, StudyState.COMPLETE)
-    assert "no layout was proposed." in shown(visitor).text and "Draw the" not in shown(visitor).text
+    assert "no layout was proposed." in get_page(visitor).text and "Draw the" not in get_page(visitor).text
     studies.set_state(lab.store, study, StudyState.RUNNING)
     broken = lab.propose(study)
     lab.measure(study, broken, 9.0, 9.0)
     for kind in (EventKind.EXPORTED, EventKind.MEASURING, EventKind.INFEASIBLE):
         trials.add_event(lab.store, study, broken, kind, {})
-    assert "panels" not in visible_sections(shown(visitor)), "three empty panels"
+    assert "panels" not in visible_sections(get_page(visitor)), "three empty panels"
     assert get_json(visitor)["waiting"] == "Waiting for the first trial to be complete (ended: 1 infeasible)"
     studies.set_state(lab.store, study, StudyState.COMPLETE)
-    page = shown(visitor)
+    page = get_page(visitor)
     assert "The front is empty: no trial is complete (1 infeasible)." in page.text and "panels" not in visible_sections(
         page
     )
     assert "Draw the other trials" in page.text
     assert get_json(visitor)["waiting"] is None
-    assert "panels" in visible_sections(shown(visitor, "?infeasible=1&incomplete=1"))
+    assert "panels" in visible_sections(get_page(visitor, "?infeasible=1&incomplete=1"))
     lab.complete(study, 1.0, 0.5, 0.5)
-    assert get_json(visitor)["no_front"] is None and "panels" in visible_sections(shown(visitor))
+    assert get_json(visitor)["no_front"] is None and "panels" in visible_sections(get_page(visitor))
 
 
 def visible_sections(page: Page) -> set[str | None]:
@@ -276,14 +276,14 @@ def test_a_study_at_work_says_what_it_waits_for(lab: LiveLab, visitor: TestClien
     measured = lab.propose(study, "reference")
     for kind in (EventKind.EXPORTED, EventKind.MEASURING):
         trials.add_event(lab.store, study, measured, kind, {})
-    assert "Waiting for the reference layouts to be measured" in shown(visitor).text
+    assert "Waiting for the reference layouts to be measured" in get_page(visitor).text
     lab.judge(study)
     assert get_json(visitor)["waiting"] == "Waiting for the first layouts to be proposed"
     trials.add_event(lab.store, study, lab.propose(study), EventKind.EXPORTED, {})
     assert get_json(visitor)["waiting"] == "Waiting for the first trial to be complete (under way: 1 exported)"
-    assert not visible_sections(shown(visitor)) & {"panels", "courses"}
+    assert not visible_sections(get_page(visitor)) & {"panels", "courses"}
     lab.complete(study, 1.0, 0.5, 0.5)
-    assert get_json(visitor)["waiting"] is None and visible_sections(shown(visitor)) >= {"panels", "courses"}
+    assert get_json(visitor)["waiting"] is None and visible_sections(get_page(visitor)) >= {"panels", "courses"}
 
 
 def test_who_is_not_there_has_no_page(visitor: TestClient) -> None:
@@ -296,8 +296,8 @@ def test_a_running_study_says_how_long_it_will_still_take(lab: LiveLab, visitor:
     time_left = get_json(visitor)["left"]
     assert 0 < time_left["seconds"]["low"] <= time_left["seconds"]["typical"] <= time_left["seconds"]["high"]
     assert study_report(lab.store, "study")["left"] == time_left
-    page = shown(visitor).text
+    page = get_page(visitor).text
     assert "Time left" in page and time_left["based_on"][0] in page
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     assert get_json(visitor)["left"] is None
-    assert "Time left" not in shown(visitor).text
+    assert "Time left" not in get_page(visitor).text

@@ -122,8 +122,8 @@ def test_three_hundred_trials_come_a_page_at_a_time_and_fast(lab: LiveLab, visit
     assert (first["matching"], len(first["rows"]), first["previous"], first["next"]) == (308, ROWS, None, ROWS)
     last = listed(visitor, sort="trial", start=10_000)
     assert (last["query"]["start"], len(last["rows"]), last["next"]) == (300, 8, None)
-    seen = [number for start in range(0, 308, ROWS) for number in numbers(visitor, sort="trial", start=start)]
-    assert seen == list(range(308))
+    trials = [number for start in range(0, 308, ROWS) for number in numbers(visitor, sort="trial", start=start)]
+    assert trials == list(range(308))
     page = Page(visitor.get("/studies/study/trials?sort=-latency&state=complete", headers=HTML).text)
     (following,) = [named["href"] for tag, named in page.tags if named.get("rel") == "next"]
     assert following == f"/studies/study/trials?state=complete&sort=-latency&start={ROWS}"
@@ -176,8 +176,8 @@ def test_a_comparison_says_where_calibrations_differ(lab: LiveLab, visitor: Test
         other: visitor.get(f"/studies/study/compare?trial=0&trial={other}", headers=HTML).text
         for other in ("same/0", "other/0", "other/1")
     }
-    said = "on local/fake: other has another calibration, so ratios have wider intervals"
-    assert {other: said in page for other, page in pages.items()} == {"same/0": False, "other/0": True, "other/1": True}
+    note = "on local/fake: other has another calibration, so ratios have wider intervals"
+    assert {other: note in page for other, page in pages.items()} == {"same/0": False, "other/0": True, "other/1": True}
 
 
 def test_trials_of_several_studies_are_compared(lab: LiveLab, visitor: TestClient) -> None:

@@ -265,12 +265,12 @@ def test_an_agent_that_is_revoked_ends_and_keeps_its_result(
     coordinator.heartbeat_s = 3600
     coordinator.offer_script(f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done")
     with ThreadPoolExecutor(1) as threads:
-        ended = threads.submit(make(coordinator, tmp_path, lock).run)
+        future = threads.submit(make(coordinator, tmp_path, lock).run)
         until(lambda: runs("sleep"))
         coordinator.trouble.append(httpx.Response(401, text="revoked"))
         (tmp_path / "go").touch()
         with pytest.raises(NotAdmitted, match="revoked"):
-            ended.result(60)
+            future.result(60)
     assert [path.name for path in (tmp_path / "outbox").iterdir()] == [f"fake.{device(coordinator)}.7.json"]
 
 

@@ -99,17 +99,17 @@ def test_no_coordinator_on_the_socket(tmp_path: Path) -> None:
 
 
 def test_name_and_secret_are_sent_to_the_coordinator() -> None:
-    seen: list[str | None] = []
+    headers: list[str | None] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request.headers.get("Authorization"))
+        headers.append(request.headers.get("Authorization"))
         return httpx.Response(401)
 
     client = JobClient.open("https://host", auth=("agent", "secret"))
     client._http._transport = httpx.MockTransport(answer)
     with pytest.raises(NotAdmitted, match="nas agent token"):
         client.register(REGISTER)
-    assert seen == ["Basic YWdlbnQ6c2VjcmV0"]
+    assert headers == ["Basic YWdlbnQ6c2VjcmV0"]
 
 
 def test_download(client: JobClient, folder: ContentFolder) -> None:

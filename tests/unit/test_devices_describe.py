@@ -81,18 +81,18 @@ def test_any_processor_name_gives_a_valid_id(tmp_path: Path, cpu: str) -> None:
     assert describe(tree(tmp_path, files), "x86_64").cpu == cpu
 
 
-@pytest.mark.parametrize("said", ["x" * 5000, "\x1b[31mred\x07", "a\x00b\u202ec", "\ud7ff\x85"])
-def test_what_a_device_says_is_bounded_and_printable(said: str) -> None:
+@pytest.mark.parametrize("text", ["x" * 5000, "\x1b[31mred\x07", "a\x00b\u202ec", "\ud7ff\x85"])
+def test_what_a_device_says_is_bounded_and_printable(text: str) -> None:
     files = {
-        "/proc/cpuinfo": f"processor : 0\nmodel name : {said}\nflags : {said} avx{said}\n",
-        "/sys/class/dmi/id/product_name": said,
-        "/etc/os-release": f'PRETTY_NAME="{said}"',
-        "/sys/firmware/devicetree/base/compatible": said,
+        "/proc/cpuinfo": f"processor : 0\nmodel name : {text}\nflags : {text} avx{text}\n",
+        "/sys/class/dmi/id/product_name": text,
+        "/etc/os-release": f'PRETTY_NAME="{text}"',
+        "/sys/firmware/devicetree/base/compatible": text,
     }
     device = describe(laptop(**files), "x86_64")
     assert max(map(len, (device.cpu, device.model, device.os, str(device.soc)))) <= 200
     phone = pixel()
-    phone.commands[PROPERTIES] = f"[ro.product.model]: [{said}]\n[ro.product.cpu.abilist]: [{said},{said}]\n"
+    phone.commands[PROPERTIES] = f"[ro.product.model]: [{text}]\n[ro.product.cpu.abilist]: [{text},{text}]\n"
     assert describe(phone).model.isprintable()
 
 
@@ -191,10 +191,10 @@ def test_this_machine(tmp_path: Path) -> None:
     assert len(boot_id(local)) == 36
 
 
-@pytest.mark.parametrize("said", ["", "getconf: GNU_LIBC_VERSION: unknown variable", "glibc 2.36; rm -rf /", "glibc x"])
-def test_an_unknown_c_library(said: str) -> None:
+@pytest.mark.parametrize("text", ["", "getconf: GNU_LIBC_VERSION: unknown variable", "glibc 2.36; rm -rf /", "glibc x"])
+def test_an_unknown_c_library(text: str) -> None:
     device = laptop()
-    device.commands["getconf GNU_LIBC_VERSION"] = said
+    device.commands["getconf GNU_LIBC_VERSION"] = text
     described = describe(device)
     assert described.libc is None
     assert described.unread["libc"].startswith("getconf GNU_LIBC_VERSION says")

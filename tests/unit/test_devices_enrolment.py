@@ -95,13 +95,13 @@ def test_a_server_of_the_authority_must_have_the_right_name(tmp_path: Path, fold
         assert agents.all(elsewhere.store) == []
 
 
-@pytest.mark.parametrize("said", [b"", b"no certificate", b"x" * (1 << 20)])
-def test_who_shows_no_certificate_is_no_coordinator(coordinator: TlsCoordinator, folder: Path, said: bytes) -> None:
+@pytest.mark.parametrize("body", [b"", b"no certificate", b"x" * (1 << 20)])
+def test_who_shows_no_certificate_is_no_coordinator(coordinator: TlsCoordinator, folder: Path, body: bytes) -> None:
     context = Certificates(coordinator.home, SystemClock()).context(["127.0.0.1"])
     with ExitStack() as stack:
         listening = stack.enter_context(listen_tcp("127.0.0.1", 0))
         listening.listen()
-        answering = threading.Thread(target=answer, args=(listening, context, said))
+        answering = threading.Thread(target=answer, args=(listening, context, body))
         answering.start()
         stack.callback(answering.join)
         line = Invitation(f"https://127.0.0.1:{listening.getsockname()[1]}", "ab" * 32, "token")
@@ -109,12 +109,12 @@ def test_who_shows_no_certificate_is_no_coordinator(coordinator: TlsCoordinator,
             enrol(line, "shelf-1", folder)
 
 
-def answer(listening: socket.socket, context: ssl.SSLContext, said: bytes) -> None:
+def answer(listening: socket.socket, context: ssl.SSLContext, body: bytes) -> None:
     plain, _ = listening.accept()
     with context.wrap_socket(plain, server_side=True) as connection:
         connection.recv(1 << 16)
         try:
-            connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + said)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body)
         except OSError:
             return  # it had heard enough
 

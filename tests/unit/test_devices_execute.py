@@ -177,7 +177,7 @@ def test_inputs_are_fetched_once_per_round(files: Folder, transport: LocalTransp
 
 
 @pytest.mark.parametrize(
-    ("script", "limits", "seen"),
+    ("script", "limits", "expected"),
     [
         ("exit 3", {}, {"exit_code": 3}),
         ("kill -SEGV $$", {}, {"exit_code": -11}),
@@ -186,11 +186,11 @@ def test_inputs_are_fetched_once_per_round(files: Folder, transport: LocalTransp
     ],
 )
 def test_a_failed_run_is_a_result_and_ends_the_round(
-    files: Folder, transport: LocalTransport, script: str, limits: dict[str, Any], seen: dict[str, Any]
+    files: Folder, transport: LocalTransport, script: str, limits: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     result = run_here(Round(candidate=files.plan(script, **limits), repetitions=3), transport, files)
     assert len(result.pairs) == 1
-    assert result.pairs[0].candidate.model_dump(include=set(seen)) == seen
+    assert result.pairs[0].candidate.model_dump(include=set(expected)) == expected
 
 
 def test_the_phases_of_a_round(files: Folder, transport: LocalTransport) -> None:

@@ -147,8 +147,8 @@ def test_a_newer_manifest_takes_a_runner_back(tmp_path: Path) -> None:
 
 def test_each_coordinator_has_serials_of_its_own(tmp_path: Path) -> None:
     assert pinned(Coordinator(signed(RUNNER, serial=100)), tmp_path)(RUNNER)
-    theirs = Coordinator(signed(RUNNER, serial=1, key=OTHER))
-    assert PinnedManifest(theirs.fetch, OTHER.public, tmp_path)(RUNNER)
+    coordinator = Coordinator(signed(RUNNER, serial=1, key=OTHER))
+    assert PinnedManifest(coordinator.fetch, OTHER.public, tmp_path)(RUNNER)
 
 
 def test_a_form_of_tomorrow_is_refused(tmp_path: Path) -> None:

@@ -201,19 +201,19 @@ def test_reasons(tree: Write, files: dict[str, str], probe: Probe, reason: str) 
 
 
 @pytest.mark.parametrize(
-    ("busy", "ours", "wall_s", "share"), [(3.0, 2.0, 2.0, 0.5), (2.0, 2.0, 2.0, 0.0), (1.99, 2.0, 2.0, 0.0)]
+    ("busy", "runner_s", "wall_s", "share"), [(3.0, 2.0, 2.0, 0.5), (2.0, 2.0, 2.0, 0.0), (1.99, 2.0, 2.0, 0.0)]
 )
-def test_foreign_share(busy: float, ours: float, wall_s: float, share: float) -> None:
-    assert foreign_share(busy, ours, wall_s) == pytest.approx(share)
+def test_foreign_share(busy: float, runner_s: float, wall_s: float, share: float) -> None:
+    assert foreign_share(busy, runner_s, wall_s) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
-    ("ours", "wall_s", "reason"),
+    ("runner_s", "wall_s", "reason"),
     [(None, 2.0, "did not report"), (0.1, 0.2, "too short"), (3.0, 2.0, "less than the 3.00 s of the runner")],
 )
-def test_a_foreign_share_that_cannot_be_determined(ours: float | None, wall_s: float, reason: str) -> None:
+def test_a_foreign_share_that_cannot_be_determined(runner_s: float | None, wall_s: float, reason: str) -> None:
     with pytest.raises(Unread, match=reason):
-        foreign_share(1.0, ours, wall_s)
+        foreign_share(1.0, runner_s, wall_s)
 
 
 def result(cpu_s: float | None) -> CommandResult:

@@ -44,15 +44,17 @@ def test_a_moment_is_one_exchange() -> None:
 
 
 def test_a_phone_that_shows_a_shell_nothing_in_sys() -> None:
-    there = around(pixel())
-    assert (there.temperature_c, there.throttled, there.screen_on) == (41.2, False, False)
-    assert (there.power_source, there.battery_percent, there.battery_status) == ("mains", 81.0, "Charging")
-    assert (there.charger, there.battery_temperature_c) == ("USB", 28.5)
-    assert (there.thermal_status, there.power_saver) == (0, False)
-    assert (there.governor, there.frequency_mhz) == ("sched_pixel", 1551.0)
-    assert there.cluster_mhz == {"0-3": 300.0, "6-7": 2802.0}
-    assert (there.load_1min, there.free_disk_mb, there.free_memory_mb) == (0.25, 51200.0, 2147.483648)
-    assert there.unread == {
+    conditions = around(pixel())
+    assert (conditions.temperature_c, conditions.throttled, conditions.screen_on) == (41.2, False, False)
+    assert (conditions.power_source, conditions.battery_percent, conditions.battery_status) == (
+        "mains", 81.0, "Charging"
+    )  # fmt: skip
+    assert (conditions.charger, conditions.battery_temperature_c) == ("USB", 28.5)
+    assert (conditions.thermal_status, conditions.power_saver) == (0, False)
+    assert (conditions.governor, conditions.frequency_mhz) == ("sched_pixel", 1551.0)
+    assert conditions.cluster_mhz == {"0-3": 300.0, "6-7": 2802.0}
+    assert (conditions.load_1min, conditions.free_disk_mb, conditions.free_memory_mb) == (0.25, 51200.0, 2147.483648)
+    assert conditions.unread == {
         "energy": "no power monitor under /sys/bus/iio/devices; no processor package under /sys/class/powercap; "
         "no battery"
     }
@@ -62,20 +64,20 @@ def test_a_phone_that_shows_a_shell_nothing_in_sys() -> None:
 def test_a_phones_thermal_status_is_its_throttling(status: str, throttled: bool) -> None:
     device = pixel()
     device.commands[android.THERMAL] = f"Thermal Status: {status}\n"
-    there = around(device)
-    assert there.throttled is throttled
-    assert there.thermal_status == int(status)
-    assert there.unread["temperature_c"].endswith("dumpsys thermalservice: no sensor of the processor")
+    conditions = around(device)
+    assert conditions.throttled is throttled
+    assert conditions.thermal_status == int(status)
+    assert conditions.unread["temperature_c"].endswith("dumpsys thermalservice: no sensor of the processor")
 
 
-@pytest.mark.parametrize("said", ["", "Permission Denial: can't dump\n", "Thermal Status: x", "level: 9999999999999"])
-def test_services_that_say_nothing_of_use(said: str) -> None:
+@pytest.mark.parametrize("output", ["", "Permission Denial: can't dump\n", "Thermal Status: x", "level: 9999999999999"])
+def test_services_that_say_nothing_of_use(output: str) -> None:
     device = pixel()
-    device.commands = dict.fromkeys(device.commands, said)
-    there = around(device)
+    device.commands = dict.fromkeys(device.commands, output)
+    conditions = around(device)
     silent = {"temperature_c", "throttled", "thermal_status", "screen_on", "power_saver", "power_source", "charger"}
     of_the_battery = {"battery_percent", "battery_status", "battery_temperature_c", "energy"}
-    assert silent | of_the_battery | {"free_disk_mb"} == set(there.unread)
+    assert silent | of_the_battery | {"free_disk_mb"} == set(conditions.unread)
 
 
 HONOR = """Current Battery Service state:
@@ -134,20 +136,20 @@ WEAK_CHARGER = """Current Battery Service state:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("output", "expected"),
     [
         (HONOR, ("battery", "none", "Discharging", 54.0, 22.0)),
         (MOTO, ("mains", "USB", "Full", 100.0, 26.0)),
         (WEAK_CHARGER, ("mains", "AC", "Charging", 16.0, 43.0)),
     ],
 )
-def test_chargers_and_batteries_of_phones(said: str, expected: tuple[str | float, ...]) -> None:
+def test_chargers_and_batteries_of_phones(output: str, expected: tuple[str | float, ...]) -> None:
     device = pixel()
-    device.commands[android.BATTERY] = said
-    there = around(device)
+    device.commands[android.BATTERY] = output
+    conditions = around(device)
     assert expected == (
-        *(there.power_source, there.charger, there.battery_status),
-        *(there.battery_percent, there.battery_temperature_c),
+        *(conditions.power_source, conditions.charger, conditions.battery_status),
+        *(conditions.battery_percent, conditions.battery_temperature_c),
     )
 
 
@@ -155,40 +157,40 @@ def test_a_battery_that_somebody_made_up() -> None:
     """After `dumpsys battery unplug`, the service reports the values that were set."""
     device = pixel()
     device.commands[android.BATTERY] = HONOR.replace("\n", "\n  (UPDATES STOPPED -- use 'reset' to restart)\n", 1)
-    there = around(device)
+    conditions = around(device)
     for field in ("power_source", "charger", "battery_percent", "battery_status", "battery_temperature_c"):
-        assert getattr(there, field) is None
-        assert "`dumpsys battery reset`" in there.unread[field]
+        assert getattr(conditions, field) is None
+        assert "`dumpsys battery reset`" in conditions.unread[field]
 
 
 @pytest.mark.parametrize(
-    ("said", "screen", "saver"),
+    ("output", "screen", "saver"),
     [
         ("  mWakefulness=Awake\n  mSettingBatterySaverEnabled=true\n", True, True),
         ("  mWakefulness=Dozing\n  mSettingBatterySaverEnabled=false\n", False, False),
         ("  mWakefulness=Asleep\n", False, None),  # Android 8
     ],
 )
-def test_screen_and_battery_saver(said: str, screen: bool, saver: bool | None) -> None:
+def test_screen_and_battery_saver(output: str, screen: bool, saver: bool | None) -> None:
     device = pixel()
-    device.commands[android.POWER] = said
-    there = around(device)
-    assert (there.screen_on, there.power_saver) == (screen, saver)
-    assert ("power_saver" in there.unread) == (saver is None)
+    device.commands[android.POWER] = output
+    conditions = around(device)
+    assert (conditions.screen_on, conditions.power_saver) == (screen, saver)
+    assert ("power_saver" in conditions.unread) == (saver is None)
 
 
 def test_the_temperature_of_a_laptops_battery() -> None:
     files = {f"{SUPPLY}/BAT0/temp": "312\n"}
-    there = around(laptop(**files))
-    assert there.battery_temperature_c == 31.2
-    assert there.charger is None
-    assert there.unread["charger"] == android.NO_ANDROID
+    conditions = around(laptop(**files))
+    assert conditions.battery_temperature_c == 31.2
+    assert conditions.charger is None
+    assert conditions.unread["charger"] == android.NO_ANDROID
 
 
 def test_a_raspberry_pi() -> None:
-    there = around(raspberry_pi())
-    assert (there.temperature_c, there.throttled) == (52.1, False)
-    assert there.unread["screen_on"] == android.NO_ANDROID
+    conditions = around(raspberry_pi())
+    assert (conditions.temperature_c, conditions.throttled) == (52.1, False)
+    assert conditions.unread["screen_on"] == android.NO_ANDROID
     flags = {"/sys/devices/platform/soc/soc:firmware/get_throttled": "50005\n"}
     assert around(raspberry_pi(**flags)).throttled is True
     past = {"/sys/devices/platform/soc/soc:firmware/get_throttled": "50000\n"}
@@ -197,14 +199,16 @@ def test_a_raspberry_pi() -> None:
 
 def test_cpu_time_and_its_interval_are_the_devices_own() -> None:
     now = {"/proc/stat": "cpu  500 10 250 1000 7 1 2 37\n", "/proc/uptime": "1004.00 1.00\n"}
-    there = around(raspberry_pi(), **now)
-    assert (there.busy_cpu_s, there.interval_s) == (pytest.approx(6.0), pytest.approx(4.0))
-    assert there.foreign_cpu == pytest.approx((6.0 - 1.0 - 0.5) / 4.0)
+    conditions = around(raspberry_pi(), **now)
+    assert (conditions.busy_cpu_s, conditions.interval_s) == (pytest.approx(6.0), pytest.approx(4.0))
+    assert conditions.foreign_cpu == pytest.approx((6.0 - 1.0 - 0.5) / 4.0)
 
 
-def run_of(busy: float | None, ours: float | None, interval: float | None) -> RawRun:
-    there = Conditions(busy_cpu_s=busy, interval_s=interval)
-    return RawRun(exit_code=0, stdout="", wall_s=1, cpu_s=ours, overhead_cpu_s=0.1, started_at=0, conditions=there)
+def run_of(busy: float | None, cpu_s: float | None, interval: float | None) -> RawRun:
+    conditions = Conditions(busy_cpu_s=busy, interval_s=interval)
+    return RawRun(
+        exit_code=0, stdout="", wall_s=1, cpu_s=cpu_s, overhead_cpu_s=0.1, started_at=0, conditions=conditions
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,18 +229,18 @@ def test_foreign_cpu_over_several_runs(runs: list[Any], share: float | None) -> 
 
 
 def test_energy_of_a_processor_whose_counter_wraps() -> None:
-    there = around(laptop(), **{f"{RAPL}/intel-rapl:0/energy_uj": "9671149\n"})
-    assert there.energy is not None
-    assert (there.energy.counter, there.energy.joules) == ("RAPL package", pytest.approx(10.0))
-    assert there.energy.steps == 10_000_000
+    conditions = around(laptop(), **{f"{RAPL}/intel-rapl:0/energy_uj": "9671149\n"})
+    assert conditions.energy is not None
+    assert (conditions.energy.counter, conditions.energy.joules) == ("RAPL package", pytest.approx(10.0))
+    assert conditions.energy.steps == 10_000_000
 
 
 def test_energy_of_memory_that_is_counted_apart() -> None:
     dram = {"name": "dram", "energy_uj": "1000000", "max_energy_range_uj": "65712999613"}
     device = laptop(**{f"{RAPL}/intel-rapl:0:1/{name}": text for name, text in dram.items()})
-    there = around(device, **{f"{RAPL}/intel-rapl:0:1/energy_uj": "3000000"})
-    assert there.energy is not None
-    assert (there.energy.counter, there.energy.joules) == ("RAPL package + dram", pytest.approx(2.0))
+    conditions = around(device, **{f"{RAPL}/intel-rapl:0:1/energy_uj": "3000000"})
+    assert conditions.energy is not None
+    assert (conditions.energy.counter, conditions.energy.joules) == ("RAPL package + dram", pytest.approx(2.0))
 
 
 def without_rapl(**changes: str | OSError) -> FakeReader:
@@ -244,44 +248,45 @@ def without_rapl(**changes: str | OSError) -> FakeReader:
 
 
 def test_energy_of_a_battery_where_rapl_is_for_root() -> None:
-    there = around(without_rapl(), **{f"{SUPPLY}/BAT0/energy_now": "39990000\n"})
-    assert there.energy is not None
-    assert (there.energy.joules, there.energy.steps) == (pytest.approx(36.0), 10_000)
+    conditions = around(without_rapl(), **{f"{SUPPLY}/BAT0/energy_now": "39990000\n"})
+    assert conditions.energy is not None
+    assert (conditions.energy.joules, conditions.energy.steps) == (pytest.approx(36.0), 10_000)
 
 
 def test_energy_of_a_gauge_that_counts_charge() -> None:
     gauge = {f"{SUPPLY}/BAT0/{name}": text for name, text in (("charge_now", "4000000"), ("voltage_now", "12000000"))}
     device = without_rapl(**gauge, **{f"{SUPPLY}/BAT0/energy_now": DENIED})
     now = {f"{SUPPLY}/BAT0/charge_now": "3999000", f"{SUPPLY}/BAT0/voltage_now": "11000000"}
-    there = around(device, **now)
-    assert there.energy is not None
-    assert (there.energy.joules, there.energy.steps) == (pytest.approx(3.6e-3 * 11.5 * 1000), 1000)
+    conditions = around(device, **now)
+    assert conditions.energy is not None
+    assert (conditions.energy.joules, conditions.energy.steps) == (pytest.approx(3.6e-3 * 11.5 * 1000), 1000)
 
 
 def test_a_battery_on_a_charger_tells_nothing() -> None:
-    there = around(without_rapl(**{f"{SUPPLY}/BAT0/status": "Charging\n"}))
-    assert there.energy is None
+    conditions = around(without_rapl(**{f"{SUPPLY}/BAT0/status": "Charging\n"}))
+    assert conditions.energy is None
     assert (
-        there.unread["energy"] == "battery gauge, energy_now: charging: it measures consumption only on battery power"
+        conditions.unread["energy"]
+        == "battery gauge, energy_now: charging: it measures consumption only on battery power"
     )
 
 
 def test_a_battery_that_was_charged_meanwhile() -> None:
-    there = around(without_rapl(), **{f"{SUPPLY}/BAT0/energy_now": "40010000\n"})
-    assert "ran backwards" in there.unread["energy"]
+    conditions = around(without_rapl(), **{f"{SUPPLY}/BAT0/energy_now": "40010000\n"})
+    assert "ran backwards" in conditions.unread["energy"]
 
 
 def test_energy_of_a_phones_power_monitor() -> None:
     rails = ODPM["/sys/bus/iio/devices/iio:device0/energy_value"].replace("2000000", "3500000")
-    there = around(pixel(**ODPM), **{"/sys/bus/iio/devices/iio:device0/energy_value": rails})
-    assert there.energy is not None
-    assert (there.energy.counter, there.energy.joules) == ("power monitor, 3 rails", pytest.approx(1.5))
+    conditions = around(pixel(**ODPM), **{"/sys/bus/iio/devices/iio:device0/energy_value": rails})
+    assert conditions.energy is not None
+    assert (conditions.energy.counter, conditions.energy.joules) == ("power monitor, 3 rails", pytest.approx(1.5))
 
 
 def test_no_counter() -> None:
     for files in (LINUX, PI_FILES):
-        there = around(FakeReader(files))
-        assert there.energy is None and there.unread["energy"].startswith("no power monitor")
+        conditions = around(FakeReader(files))
+        assert conditions.energy is None and conditions.unread["energy"].startswith("no power monitor")
 
 
 def test_a_snapshot_is_the_tree_it_was_taken_of() -> None:
@@ -315,8 +320,8 @@ def test_no_device_can_say_anything_that_is_worse_than_unread(data: st.DataObjec
     observer = Observer(device)
     before = observer.before()
     device.files |= {name: data.draw(NONSENSE) for name in data.draw(st.sets(st.sampled_from(sorted(device.files))))}
-    there = observer.after(before, result())
-    Conditions.model_validate_json(there.model_dump_json())
+    conditions = observer.after(before, result())
+    Conditions.model_validate_json(conditions.model_dump_json())
     with contextlib.suppress(Unread):
         assert Device.model_validate_json(describe(device).model_dump_json())
 

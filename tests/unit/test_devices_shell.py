@@ -51,9 +51,9 @@ def test_reading_takes_time_in_proportion_to_the_number_of_files(device: ShellTr
         folder.mkdir()
         for name in range(number):
             (folder / f"{name:04}").write_text("45000\n")
-        begun = sum(os.times()[:4])
+        start = sum(os.times()[:4])
         assert len(device.read_many([f"{folder}/*"])) == number
-        seconds.append(sum(os.times()[:4]) - begun)
+        seconds.append(sum(os.times()[:4]) - start)
     assert seconds[1] < 24 * seconds[0] + 0.5, seconds
 
 
@@ -120,11 +120,11 @@ class Liar:
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self.pieces = iter(pieces)
-        self.said = 0
+        self.byte_count = 0
 
     def read(self, timeout_s: float) -> bytes | None:
         piece = next(self.pieces, b"")
-        self.said += len(piece)
+        self.byte_count += len(piece)
         return piece
 
     def write(self, data: bytes) -> None: ...
@@ -160,13 +160,13 @@ def test_a_device_that_never_stops_talking(lying: tuple[ShellTransport, Lying], 
         wire.answer = Liar(itertools.repeat(b"x" * 1000))
         with pytest.raises(InfrastructureFailed, match="more than was asked"):
             ask()
-        assert wire.answer.said < 2 << 20
+        assert wire.answer.byte_count < 2 << 20
 
 
-@pytest.mark.parametrize("said", [[], [b"garbage"], [b"\n"], [b"\xff\x00" * 100]])
-def test_a_device_that_talks_nonsense(lying: tuple[ShellTransport, Lying], said: list[bytes]) -> None:
+@pytest.mark.parametrize("pieces", [[], [b"garbage"], [b"\n"], [b"\xff\x00" * 100]])
+def test_a_device_that_talks_nonsense(lying: tuple[ShellTransport, Lying], pieces: list[bytes]) -> None:
     transport, wire = lying
-    wire.answer = Liar(said)
+    wire.answer = Liar(pieces)
     with pytest.raises(InfrastructureFailed):
         run(transport, "exit 0")
     with pytest.raises(InfrastructureFailed):

@@ -130,9 +130,9 @@ def test_the_guide_to_blocks_shows_the_files_of_the_package_that_is_tested() -> 
     package = ROOT / "tests" / "plugin_package"
     files = [path.read_text(encoding="utf-8") for path in package.rglob("*") if path.suffix in (".py", ".toml")]
     page = "docs/how-to/adding-a-block.md"
-    shown = [body for language in ("python", "toml") for name, body in snippets(language) if name == page]
-    parts = [part.strip("\n") for body in shown for part in re.split(r"^ *# \.\.\.$", body, flags=re.MULTILINE)]
-    assert len(shown) >= 7
+    bodies = [body for language in ("python", "toml") for name, body in snippets(language) if name == page]
+    parts = [part.strip("\n") for body in bodies for part in re.split(r"^ *# \.\.\.$", body, flags=re.MULTILINE)]
+    assert len(bodies) >= 7
     assert [part for part in parts if not any(part in text for text in files)] == []
 
 

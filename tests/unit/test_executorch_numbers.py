@@ -26,9 +26,9 @@ RNG = np.random.default_rng(0)
 def test_bfloat16_is_torchs() -> None:
     values = np.concatenate([RNG.standard_normal(4096), [0.0, -0.0, 1.00390625, 1.01171875, 1e-30, 3e38]])
     values = values.astype(np.float32)
-    theirs = torch.from_numpy(values).bfloat16()
-    np.testing.assert_array_equal(round_bfloat16(values), theirs.float().numpy())
-    assert bfloat16_bytes(values) == theirs.view(torch.int16).numpy().tobytes()
+    expected = torch.from_numpy(values).bfloat16()
+    np.testing.assert_array_equal(round_bfloat16(values), expected.float().numpy())
+    assert bfloat16_bytes(values) == expected.view(torch.int16).numpy().tobytes()
 
 
 def test_int4_error_is_at_most_half_a_step() -> None:

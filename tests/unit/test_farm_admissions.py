@@ -103,10 +103,10 @@ def test_a_build_that_was_changed_is_not_signed(home: Home, victim: str) -> None
 
 
 def test_builds_that_are_gone_or_were_changed_are_taken_out(home: Home) -> None:
-    gone, changed, whole, last = (home.build(name) for name in ("gone", "changed", "whole", "last"))
-    for runner, folder in (gone, changed, whole):
+    missing_build, changed, whole, last = (home.build(name) for name in ("gone", "changed", "whole", "last"))
+    for runner, folder in (missing_build, changed, whole):
         home.admissions.admit(runner, folder)
-    (gone[1] / "runner").unlink()
+    (missing_build[1] / "runner").unlink()
     (changed[1] / "lib.so").write_bytes(b"something else")
     home.admissions.admit(*last)
     assert home.manifest().runners == (last[0], whole[0])

@@ -117,9 +117,9 @@ def test_nobody_speaks_in_anothers_name_or_touches_anothers_device(
     identity = {"agent": "host", "device": "box"}
     assert not client.post(f"/v1/jobs/{job['id']}/result", json=result | identity, auth=host).json()["accepted"]
     assert client.post("/v1/heartbeat", json=beat | identity, auth=host).json()["cancel"]
-    theirs = {"agent": "other"}
-    assert client.post("/v1/heartbeat", json=beat | theirs, auth=other).json() == {"cancel": False}
-    assert client.post(f"/v1/jobs/{job['id']}/result", json=result | theirs, auth=other).json()["accepted"]
+    owner = {"agent": "other"}
+    assert client.post("/v1/heartbeat", json=beat | owner, auth=other).json() == {"cancel": False}
+    assert client.post(f"/v1/jobs/{job['id']}/result", json=result | owner, auth=other).json()["accepted"]
 
 
 def test_an_agent_is_told_of_its_own_devices_only(client: TestClient, host: Auth, other: Auth) -> None:

@@ -43,7 +43,7 @@ class Lab:
         agents.register_local(self.store, "local")
         devices.register(self.store, "local", [DEVICE], boot_id="boot")
         self.folder = folder
-        self.said: list[str] = []
+        self.messages: list[str] = []
         admissions = Admissions(folder, SigningKey.generate(), self.store.clock)
         monitor = LeaseMonitor(self.store, JobNotifier(), agent="local")  # looks at nothing until it is entered
         self.farm = Farm(self.store, cast(LocalAgent, None), monitor, admissions)
@@ -61,7 +61,9 @@ class Lab:
 
     def calibrator(self) -> Calibrator:
         settings = MeasurementSettings(max_attempts=1)
-        return Calibrator(self.farm, self.jobs, settings, self.folder / "work", self.said.append, {"chat": WORKLOAD})
+        return Calibrator(
+            self.farm, self.jobs, settings, self.folder / "work", self.messages.append, {"chat": WORKLOAD}
+        )
 
     def saved(self, build: str | None = None, **changes: Any) -> SavedCalibration:
         conditions = self.calibrator().prepare(DEVICE.id, FAKE).conditions | changes
@@ -132,7 +134,7 @@ def test_a_calibration_of_a_bad_minute_is_replaced(lab: Lab) -> None:
     lab.target(runs(*[scaled(1.5)] * 3), runs(*[scaled(1.5)] * 7))
     place = lab.target(runs(*[CALM] * 3), runs(*[scaled(1.5)] * 4, *[CALM] * 6))
     assert place.shortest.calibration.ttft_ms == pytest.approx(10.0)
-    assert "-33 % off its calibration: it was calibrated in a bad minute; calibrated again" in lab.said[-1]
+    assert "-33 % off its calibration: it was calibrated in a bad minute; calibrated again" in lab.messages[-1]
     assert is_kept(lab, place.shortest.calibration)
 
 
@@ -147,14 +149,14 @@ def test_a_device_that_changed_is_calibrated_anew_and_it_is_said(lab: Lab) -> No
     lab.target(*TEN)
     place = lab.target(runs(*[scaled(2.0)] * 3), runs(*[scaled(2.0)] * 10))
     assert place.shortest.calibration.run_ms == pytest.approx(2 * reference_times().run_ms)
-    assert "+100 % off its calibration: the device changed; calibrated again" in lab.said[-1]
+    assert "+100 % off its calibration: the device changed; calibrated again" in lab.messages[-1]
 
 
 def test_a_device_that_is_slow_beside_other_processes_keeps_its_calibration(lab: Lab) -> None:
     lab.target(*TEN)
     busy = scaled(4.0, foreign_cpu=1.0)
     assert lab.target(runs(*[busy] * 3), runs(*[busy] * 10)).shortest.calibration == reference_times()
-    assert "+300 % off its calibration beside other processes" in lab.said[-1]
+    assert "+300 % off its calibration beside other processes" in lab.messages[-1]
     changed = lab.target(runs(*[busy] * 3), runs(*[busy] * 9, scaled(4.0, foreign_cpu=0.2))).shortest.calibration
     assert changed.run_ms == pytest.approx(4 * reference_times().run_ms), "also while little else ran"
 
@@ -286,20 +288,20 @@ PHONE = DEVICE.model_copy(
 
 
 def prepared(lab: Lab, workload: Workload, *script: RoundResult) -> tuple[MeasurementTarget, list[str]]:
-    said: list[str] = []
+    messages: list[str] = []
     lab.jobs = ScriptedJobs(list(script))
     calibrator = Calibrator(
-        lab.farm, lab.jobs, MeasurementSettings(), lab.folder / "work", said.append, workloads={"chat": workload}
+        lab.farm, lab.jobs, MeasurementSettings(), lab.folder / "work", messages.append, workloads={"chat": workload}
     )  # fmt: skip
-    return asyncio.run(calibrator.target(DEVICE.id, FAKE)), said
+    return asyncio.run(calibrator.target(DEVICE.id, FAKE)), messages
 
 
 def test_the_reference_runs_on_the_biggest_cores_too_and_it_is_said(lab: Lab) -> None:
     devices.register(lab.store, "local", [PHONE], boot_id="boot")
-    bench, said = prepared(lab, Workload(), *TEN)
+    bench, messages = prepared(lab, Workload(), *TEN)
     assert bench.shortest.plan.affinity == (3,)
     assert {round_.candidate.affinity for _, _, round_ in lab.jobs.calls} == {(3,)}
-    assert said[0] == "box: chat runs on cores 3, its biggest: Cortex-X1"
+    assert messages[0] == "box: chat runs on cores 3, its biggest: Cortex-X1"
 
 
 def test_other_cores_are_another_calibration(lab: Lab) -> None:
@@ -335,7 +337,7 @@ def test_every_workload_has_a_calibration_of_its_own(lab: Lab) -> None:
     lab.jobs = ScriptedJobs([*TEN, runs(*fast * 3), runs(*fast * 7)])
     workloads = {"chat": Workload(), "pair": Workload(threads=2)}
     calibrator: Any = Calibrator(
-        lab.farm, lab.jobs, MeasurementSettings(), lab.folder / "work", lab.said.append, workloads=workloads
+        lab.farm, lab.jobs, MeasurementSettings(), lab.folder / "work", lab.messages.append, workloads=workloads
     )
     target = asyncio.run(calibrator.target(DEVICE.id, FAKE))
     assert [round_.candidate.threads for _, _, round_ in lab.jobs.calls] == [1, 1, 2, 2]

@@ -118,7 +118,7 @@ def test_agents_words_of_what_got_lost_are_known(tmp_path: Path) -> None:
     """The messages that agents really send, of a coordinator that is gone, slow or has other bytes."""
     content = ContentFolder(tmp_path)
     file = PlanFile(sha256=key("file"), size=10)
-    said = []
+    messages = []
     answers = [
         lambda request: httpx.Response(503, text="trouble"),
         lambda request: httpx.Response(200, content=b"x" * 5),
@@ -129,6 +129,6 @@ def test_agents_words_of_what_got_lost_are_known(tmp_path: Path) -> None:
         client = JobClient(httpx.Client(transport=httpx.MockTransport(answer), base_url="http://c"))
         with pytest.raises(InfrastructureFailed) as error:
             Downloads(client, content).fetch(file)
-        said.append(str(error.value))
-    failures = [Failure(kind="infrastructure", message=message, phase="preparing") for message in said]
-    assert not any(failure.reached_device for failure in failures), said
+        messages.append(str(error.value))
+    failures = [Failure(kind="infrastructure", message=message, phase="preparing") for message in messages]
+    assert not any(failure.reached_device for failure in failures), messages

@@ -84,9 +84,9 @@ def test_a_job_is_leased_renewed_and_ended(client: TestClient, store: Store) -> 
     for _ in range(2):  # a result that comes twice is accepted twice and counts once
         answer = submit(client, job, result=RESULT.model_dump(mode="json"))
         assert answer.json() == {"accepted": True, "reason": None}
-    ended = jobs.get(store, job["id"])
-    assert ended is not None
-    assert (ended.state, ended.result) == (JobState.DONE, RESULT)
+    row = jobs.get(store, job["id"])
+    assert row is not None
+    assert (row.state, row.result) == (JobState.DONE, RESULT)
     assert devices.get(store, "box").state is DeviceState.IDLE
 
 
@@ -169,9 +169,9 @@ def test_the_manifest_is_handed_out_as_it_was_signed(client: TestClient) -> None
 
 def test_a_waiting_agent_is_woken_by_a_new_job(store: Store, client: TestClient) -> None:
     notifier = JobNotifier()
-    seen = notifier.count
+    count = notifier.count
     notifier.notify()
-    assert notifier.wait(seen, 3600) == seen + 1
+    assert notifier.wait(count, 3600) == count + 1
     assert notifier.wait(notifier.count, 0.01) == notifier.count
 
 

@@ -59,9 +59,9 @@ def test_health_checks_go_on_for_a_study_and_stop_for_work_by_hand(lab: Lab) -> 
 
 
 def test_everybody_sees_who_reserved_what_for_what(lab: Lab) -> None:
-    shown = reserve(lab, for_s=3600, reason="release", study="mine")["reservation"]
-    assert shown == {"until": lab.clock.time + 3600, "by": "operate", "reason": "release", "study": "mine"}
-    assert lab.get("/v1/devices")["devices"][0]["reservation"] == shown
+    reservation = reserve(lab, for_s=3600, reason="release", study="mine")["reservation"]
+    assert reservation == {"until": lab.clock.time + 3600, "by": "operate", "reason": "release", "study": "mine"}
+    assert lab.get("/v1/devices")["devices"][0]["reservation"] == reservation
     first, *_ = lab.get("/v1/devices/box")["history"]
     assert (first["kind"], first["reason"]) == ("reservation", "operate, for mine: release")
     assert reserve(lab, for_s=0)["reservation"] is None

@@ -158,11 +158,11 @@ def text(value: str) -> bytes:
 )
 def test_bad_headers_cost_a_line(content: bytes, problem: str, tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(content)
-    begun = time.process_time()
+    start = time.process_time()
     done = nas("import", str(tmp_path / "m.gguf"), "-o", str(tmp_path / "out.safetensors"))
     assert done.code == 3 and problem in done.err and len(done.err.strip().splitlines()) == 1, done.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf"]
-    assert time.process_time() - begun < 60
+    assert time.process_time() - start < 60
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_order_kernels_sharing_and_cache_reuse_stay(layout: Layout, width: int) 
 def shape(layer: Layer) -> object:
     """Properties of a layer that narrowing keeps."""
     names = ("kernel", "kv", "qk_norm", "rope_theta", "experts", "top_k", "window", "sink", "state", "conv", "expand")
-    shapes = [(block.kind, [(k, v) for k, v in block.given if k in names]) for block in layer.blocks]
+    shapes = [(block.kind, [(k, v) for k, v in block.args if k in names]) for block in layer.blocks]
     # States that all channels of an S5 share, and hidden numbers of a CfC, scale with the model.
     scaled = {("s5", "state"), ("cfc", "state")}
     return [(kind, [(k, v) for k, v in args if (kind, k) not in scaled]) for kind, args in shapes], layer.share
@@ -127,10 +127,10 @@ def test_positions_reach_as_far_in_a_proxys_sequence(layout: Layout, width: int)
         return
     proxy = narrow(layout, width, 256, context=4096, length=256)
     for block, short in zip(attention_of(layout), attention_of(proxy), strict=True):
-        base, theirs = float(block.get("rope_theta") or 0), float(short.get("rope_theta") or 0)
-        assert bool(base) == bool(theirs)
+        base, proxy_base = float(block.get("rope_theta") or 0), float(short.get("rope_theta") or 0)
+        assert bool(base) == bool(proxy_base)
         if base > 100:
-            assert math.log(256) / math.log(theirs) == pytest.approx(math.log(4096) / math.log(base), rel=0.01)
+            assert math.log(256) / math.log(proxy_base) == pytest.approx(math.log(4096) / math.log(base), rel=0.01)
 
 
 def test_the_length_before_scaling_stays_the_same_share_of_a_sequence() -> None:

@@ -171,7 +171,7 @@ def test_block_text_covers_every_argument_of_every_kind() -> None:
         least = {arg.name: 1 if arg.low is None else arg.low for arg in kind.args}
         block = Block.of(kind.name, **least)
         assert Block.parse(block.format(), kind.role) == block
-        assert dict(block.given).keys() >= {arg.name for arg in kind.args if arg.required}
+        assert dict(block.args).keys() >= {arg.name for arg in kind.args if arg.required}
 
 
 def test_layer_with_one_mixer_gives_it() -> None:

@@ -127,10 +127,10 @@ def test_a_calibrated_device_runs_three_times_and_its_drift_is_kept(lab: Lab) ->
 def test_checked_at_is_when_the_runs_ended_not_when_they_were_judged(lab: Lab) -> None:
     lab.look()
     lab.run(*[CALM] * 10)
-    ended = lab.clock.time
+    end = lab.clock.time
     lab.clock.time += 100
     lab.look()
-    assert lab.device().checked_at == ended
+    assert lab.device().checked_at == end
 
 
 @pytest.mark.parametrize("broken", [KILLED, CRASHED, raw()], ids=["killed", "crashed", "no report"])
@@ -194,8 +194,8 @@ def test_a_check_that_no_agent_can_finish_fails(lab: Lab) -> None:
         lab.clock.time += 1000
         job = jobs.claim(lab.store, DEVICE.id, "local")
         assert job is not None
-        gone = Failure(kind="infrastructure", message="no device")
-        outcomes.fail(lab.store, job.id, DEVICE.id, "local", job.epoch or 0, gone)
+        failure = Failure(kind="infrastructure", message="no device")
+        outcomes.fail(lab.store, job.id, DEVICE.id, "local", job.epoch or 0, failure)
         lab.look()
     row = lab.device()
     assert (row.health, row.health_reason) == (Health.BAD, "the health check could not be run: no device")
@@ -316,8 +316,8 @@ def test_a_check_goes_before_measurements_and_tells_whose_failure_it_was(lab: La
         assert lab.run(*[CALM] * 3).kind is JobKind.CHECK
         lab.look()
         assert lab.device().health is Health.GOOD
-    ended = jobs.get(lab.store, bad.id)
-    assert ended is not None and (ended.state, ended.blame) == (JobState.FAILED, "candidate")
+    row = jobs.get(lab.store, bad.id)
+    assert row is not None and (row.state, row.blame) == (JobState.FAILED, "candidate")
 
 
 def test_the_thread_checks_by_itself_and_survives_a_database_in_trouble(

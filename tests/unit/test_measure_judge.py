@@ -215,11 +215,11 @@ def test_a_neighbour_moves_no_p95() -> None:
     assert figures["decode_p95"].typical == pytest.approx(4.0), "as experienced"
 
 
-@pytest.mark.parametrize(("tokens", "there"), [(499, False), (500, True)])
-def test_a_95th_percentile_needs_a_thousand_tokens(tokens: int, there: bool) -> None:
+@pytest.mark.parametrize(("tokens", "has_value"), [(499, False), (500, True)])
+def test_a_95th_percentile_needs_a_thousand_tokens(tokens: int, has_value: bool) -> None:
     p95 = summarise(counted(1.0, 1.0, tokens=tokens), WORKLOAD, 1)["decode_p95"]
-    assert (p95.value is not None) is there
-    assert (p95.reason is None) is there
+    assert (p95.value is not None) is has_value
+    assert (p95.reason is None) is has_value
 
 
 def test_a_peak_that_could_not_be_reset_is_null_with_its_reason() -> None:

@@ -274,9 +274,9 @@ def test_a_profile_that_is_kept_is_on_the_page_of_its_trial(
     (profile,) = view.profiles
     assert profile.name == f"{DEVICE.id}/fake, 32 tokens in, 4 out, 1 thread"
     assert [part.model_dump() for part in profile.parts] == times["parts"]
-    shown = page()
-    assert profile.name in shown and "No profile was kept" not in shown
-    assert shown.count("<progress") == 2 * (len(times["parts"]) + len(times["operators"]))
+    html = page()
+    assert profile.name in html and "No profile was kept" not in html
+    assert html.count("<progress") == 2 * (len(times["parts"]) + len(times["operators"]))
     bench("--profile", "--trial", "first/0")
     (view,) = candidate_views(study, StudySnapshot(read_study(study, "first")), [0])
     assert len(view.profiles) == 1 and view.profiles[0].at > profile.at, "the newest of a request"

@@ -62,8 +62,8 @@ def test_the_cache_is_a_latent_and_one_key_per_token() -> None:
 
 @pytest.mark.parametrize("rank", [0, 24])
 def test_parity_with_deepseek_v2(rank: int) -> None:
-    ours = module(f"L4/32(head_dim=12,nope_dim=16,rope_dim=8,query={rank},rope_theta=10000)").eval()
+    mixer = module(f"L4/32(head_dim=12,nope_dim=16,rope_dim=8,query={rank},rope_theta=10000)").eval()
     x = inputs(1, 13, 64)
     with torch.no_grad():
-        expected = twin_of(ours, 64)(x)
-        torch.testing.assert_close(ours(x)[0], expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+        expected = twin_of(mixer, 64)(x)
+        torch.testing.assert_close(mixer(x)[0], expected, rtol=0, atol=1e-5 * float(expected.abs().max()))

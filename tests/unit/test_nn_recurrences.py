@@ -290,14 +290,14 @@ def test_memories_that_decay_slowly_keep_small_numbers_in_half_precision(
 
 @torch.no_grad()
 def test_a_delta_network_is_the_delta_rule_of_transformers_without_decay() -> None:
-    ours, x = mixer("N4"), sequence()
-    mixed, _ = ours.convolved(ours.qkv(x), ours.init_state(2, x.dtype, x.device), None)
-    q, k, v = ours.by_head(torch.nn.functional.silu(mixed))
-    beta = ours.beta(x).sigmoid()
+    module, x = mixer("N4"), sequence()
+    mixed, _ = module.convolved(module.qkv(x), module.init_state(2, x.dtype, x.device), None)
+    q, k, v = module.by_head(torch.nn.functional.silu(mixed))
+    beta = module.beta(x).sigmoid()
     y, _ = torch_recurrent_gated_delta_rule(
         q, k, v, torch.zeros_like(beta), beta, None, False, use_qk_l2norm_in_kernel=True
     )
-    torch.testing.assert_close(ours(x)[0], ours.out(ours.norm(y).flatten(2)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(module(x)[0], module.out(module.norm(y).flatten(2)), rtol=0, atol=1e-5)
 
 
 def scipy_response(module: Any, n: Any, b: Tensor, read: Tensor, u: Tensor) -> Tensor:
@@ -317,41 +317,42 @@ def scipy_response(module: Any, n: Any, b: Tensor, read: Tensor, u: Tensor) -> T
 
 @torch.no_grad()
 def test_diagonal_state_spaces_are_those_of_scipy() -> None:
-    ours, x = mixer("S3").double(), sequence(1, 90).double()
-    real, imag = ours.C.chunk(2, 1)
+    module, x = mixer("S3").double(), sequence(1, 90).double()
+    real, imag = module.C.chunk(2, 1)
     one = torch.tensor([[1.0], [0.0]]).double()
     columns = [
         sum(
-            scipy_response(ours, (d, n), one, 2 * torch.stack([real[d, n], -imag[d, n]])[None], x[0, :, d : d + 1])
+            scipy_response(module, (d, n), one, 2 * torch.stack([real[d, n], -imag[d, n]])[None], x[0, :, d : d + 1])
             for n in range(3)
         )
         for d in range(WIDTH)
     ]
-    torch.testing.assert_close(ours(x)[0], ours.output(torch.cat(columns, 1)[None], x), rtol=0, atol=1e-10)
+    torch.testing.assert_close(module(x)[0], module.output(torch.cat(columns, 1)[None], x), rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
 def test_a_shared_state_space_is_that_of_scipy() -> None:
-    ours, x = mixer("V3").double(), sequence(1, 90).double()
-    y = sum(scipy_response(ours, n, ours.B.weight[n::3], ours.C.weight[:, n::3], x[0]) for n in range(3))
-    torch.testing.assert_close(ours(x)[0], ours.output(y[None], x), rtol=0, atol=1e-10)
+    module, x = mixer("V3").double(), sequence(1, 90).double()
+    y = sum(scipy_response(module, n, module.B.weight[n::3], module.C.weight[:, n::3], x[0]) for n in range(3))
+    torch.testing.assert_close(module(x)[0], module.output(y[None], x), rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
 def test_a_rational_transfer_function_is_a_filter_of_scipy() -> None:
-    ours, x = mixer("R5").double(), sequence(1, 90).double()
+    module, x = mixer("R5").double(), sequence(1, 90).double()
     columns = [
-        signal.lfilter([0.0, *ours.b[d].tolist()], [1.0, *ours.a[d].tolist()], x[0, :, d].numpy()) for d in range(WIDTH)
+        signal.lfilter([0.0, *module.b[d].tolist()], [1.0, *module.a[d].tolist()], x[0, :, d].numpy())
+        for d in range(WIDTH)
     ]
     y = torch.from_numpy(np.stack(columns, 1))[None]
-    torch.testing.assert_close(ours(x)[0], ours.output(y, x), rtol=0, atol=1e-10)
+    torch.testing.assert_close(module(x)[0], module.output(y, x), rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
 def test_a_closed_form_cell_is_that_of_ncps_after_a_unit_of_time() -> None:
     """The arithmetic of ncps.torch.CfCCell, whose gate has one map times the time between tokens and one without."""
-    ours, x = mixer("F6(units=9)").double(), sequence(1, 40).double()
-    weights = {name: tensor.numpy() for name, tensor in ours.state_dict().items()}
+    module, x = mixer("F6(units=9)").double(), sequence(1, 40).double()
+    weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
     joint = np.concatenate([weights["input.weight"], weights["hidden.weight"]], 1)
     (w1, w2, w_time), (b1, b2, b_time) = (np.split(weights[f"heads.{name}"], 3) for name in ("weight", "bias"))
     w_a, elapsed, hidden, rows = np.random.default_rng(0).normal(size=w_time.shape), 1.0, np.zeros(6), []
@@ -360,7 +361,7 @@ def test_a_closed_form_cell_is_that_of_ncps_after_a_unit_of_time() -> None:
         gate = 1 / (1 + np.exp(-(w_a @ z * elapsed + (w_time - w_a) @ z + b_time)))
         hidden = np.tanh(w1 @ z + b1) * (1 - gate) + gate * np.tanh(w2 @ z + b2)
         rows.append(weights["out.weight"] @ hidden)
-    torch.testing.assert_close(ours(x)[0][0], torch.from_numpy(np.stack(rows)), rtol=0, atol=1e-12)
+    torch.testing.assert_close(module(x)[0][0], torch.from_numpy(np.stack(rows)), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
@@ -399,11 +400,11 @@ def test_gates_at_their_cap_are_exact_in_float32() -> None:
 )
 @torch.no_grad()
 def test_outputs_are_those_of_transformers(text: str, tolerance: float, changed: str) -> None:
-    ours, x = mixer(text), sequence()
-    theirs = twin_of(ours, WIDTH)
-    torch.testing.assert_close(ours(x)[0], theirs(x), rtol=0, atol=tolerance)
-    theirs.module.get_parameter(changed).add_(0.5)
-    assert (ours(x)[0] - theirs(x)).abs().max() > 10 * tolerance
+    module, x = mixer(text), sequence()
+    twin = twin_of(module, WIDTH)
+    torch.testing.assert_close(module(x)[0], twin(x), rtol=0, atol=tolerance)
+    twin.module.get_parameter(changed).add_(0.5)
+    assert (module(x)[0] - twin(x)).abs().max() > 10 * tolerance
 
 
 @pytest.mark.parametrize(

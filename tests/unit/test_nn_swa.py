@@ -34,8 +34,8 @@ def test_a_token_sees_itself_and_window_minus_one_before(text: str) -> None:
     module, x = mixer(text), sequence().requires_grad_()
     window = module.window
     for t in (3, 20, LENGTH - 1):
-        (seen,) = torch.autograd.grad(module(x)[0][:, t].square().sum(), x)
-        reached = seen.abs().amax((0, 2)) > 0
+        (gradient,) = torch.autograd.grad(module(x)[0][:, t].square().sum(), x)
+        reached = gradient.abs().amax((0, 2)) > 0
         assert reached.nonzero()[:, 0].tolist() == list(range(max(0, t - window + 1), t + 1))
 
 
@@ -73,8 +73,8 @@ def test_sinks_take_attention_away() -> None:
 @pytest.mark.parametrize("window", [1, 8, LENGTH])
 @torch.no_grad()
 def test_outputs_are_those_of_transformers(window: int) -> None:
-    ours, x = mixer(f"W4/2@{window}(qk_norm=0,rope_theta=10000,sink=1)"), sequence()
-    torch.testing.assert_close(ours(x)[0], twin_of(ours, WIDTH)(x), rtol=0, atol=1e-4)
+    module, x = mixer(f"W4/2@{window}(qk_norm=0,rope_theta=10000,sink=1)"), sequence()
+    torch.testing.assert_close(module(x)[0], twin_of(module, WIDTH)(x), rtol=0, atol=1e-4)
 
 
 def test_caches_hold_a_window_at_most() -> None:

@@ -40,35 +40,35 @@ ATTENTION_ONLY = [
 ]
 
 
-def theirs_of(layout: Layout) -> Any:
+def upstream_of(layout: Layout) -> Any:
     """Transformers' own module of `layout`."""
     config = transformers_config(layout)
-    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    assert [type(theirs).__name__] == config["architectures"]
-    return theirs
+    upstream = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    assert [type(upstream).__name__] == config["architectures"]
+    return upstream
 
 
 def random_pair(layout: Layout) -> tuple[Model, Any]:
-    """Our module and theirs with the same weights, none of them at a special value."""
-    ours, theirs = Model(layout, seed=3).eval(), theirs_of(layout).eval()
+    """Our model and that of transformers with the same weights, none of them at a special value."""
+    model, upstream = Model(layout, seed=3).eval(), upstream_of(layout).eval()
     noise = torch.Generator().manual_seed(4)
-    for tensor in ours.state_dict().values():
+    for tensor in model.state_dict().values():
         tensor += 0.05 * torch.randn(tensor.shape, generator=noise)
-    missing, unexpected = theirs.load_state_dict(to_transformers(layout, ours.state_dict()), strict=False)
+    missing, unexpected = upstream.load_state_dict(to_transformers(layout, model.state_dict()), strict=False)
     assert unexpected == []
     assert missing == (["lm_head.weight"] if layout.tied else [])
-    theirs.tie_weights()
-    return ours, theirs
+    upstream.tie_weights()
+    return model, upstream
 
 
 @pytest.mark.parametrize("text", DENSE + MIXTURES + ATTENTION_ONLY)
 @torch.no_grad()
 def test_logits_are_those_of_transformers(text: str) -> None:
     layout = Layout.parse(text)
-    ours, theirs = random_pair(layout)
+    model, upstream = random_pair(layout)
     ids = torch.randint(1, 128, (2, 40), generator=torch.Generator().manual_seed(0))
-    logits = ours(ids)
-    torch.testing.assert_close(logits, theirs(ids).logits, rtol=0, atol=1e-4)
+    logits = model(ids)
+    torch.testing.assert_close(logits, upstream(ids).logits, rtol=0, atol=1e-4)
     assert logits.std() > 0.1, "too flat to tell models apart"
 
 
@@ -76,20 +76,20 @@ def test_logits_are_those_of_transformers(text: str) -> None:
 @torch.no_grad()
 def test_scaled_positions_are_those_of_transformers_with_a_cache(text: str) -> None:
     layout = Layout.parse(text)
-    ours, theirs = random_pair(layout)
+    model, upstream = random_pair(layout)
     ids = torch.randint(1, 128, (1, 80), generator=torch.Generator().manual_seed(0))
-    expected = theirs(ids).logits
-    logits, state = ours.prefill(ids[:, :50])
+    expected = upstream(ids).logits
+    logits, state = model.prefill(ids[:, :50])
     rows = [logits]
     for token in ids[0, 50:]:
-        logits, state = ours.step(token[None], state)
+        logits, state = model.step(token[None], state)
         rows.append(logits[:, None])
     torch.testing.assert_close(torch.cat(rows, 1), expected, rtol=0, atol=1e-4)
     plain = Layout.parse(
         text.replace("rope_factor=8,", "").replace(",rope_tokens=32", "").replace("rope_factor=4,", "")
     )
     unscaled = Model(plain, seed=None).eval()
-    unscaled.load_state_dict(ours.state_dict())
+    unscaled.load_state_dict(model.state_dict())
     assert (unscaled(ids) - expected).abs().max() > 0.01
 
 
@@ -104,28 +104,28 @@ def test_scaled_positions_are_those_of_transformers_with_a_cache(text: str) -> N
 @torch.no_grad()
 def test_feed_forwards_are_those_of_transformers(text: str, changed: str) -> None:
     block = Block.parse(text, "ffn")
-    ours: Any = MODULES[block.kind](block, 64)
-    draw_weights(ours, 0, depth=4)
+    module: Any = MODULES[block.kind](block, 64)
+    draw_weights(module, 0, depth=4)
     generator = torch.Generator().manual_seed(1)
-    for tensor in ours.state_dict().values():
+    for tensor in module.state_dict().values():
         tensor += 0.2 * torch.randn(tensor.shape, generator=generator)
     x = torch.randn(2, 40, 64, generator=generator)
-    theirs = twin_of(ours, 64)
-    expected = theirs(x)
-    torch.testing.assert_close(ours(x), expected, rtol=0, atol=4e-6 * float(expected.abs().max()))
-    theirs.module.state_dict()[changed][0] += 0.5
-    assert (theirs(x) - expected).abs().max() > 1e-3
+    twin = twin_of(module, 64)
+    expected = twin(x)
+    torch.testing.assert_close(module(x), expected, rtol=0, atol=4e-6 * float(expected.abs().max()))
+    twin.module.state_dict()[changed][0] += 0.5
+    assert (twin(x) - expected).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("text", [DENSE[0], MIXTURES[0], ATTENTION_ONLY[0], ATTENTION_ONLY[3]])
 @torch.no_grad()
 def test_their_weights_come_back(text: str) -> None:
     layout = Layout.parse(text)
-    ours, theirs = random_pair(layout)
-    state = theirs.state_dict()
+    model, upstream = random_pair(layout)
+    state = upstream.state_dict()
     back = {key: tensor for name in tensor_names(layout) for key, tensor in name.split(state).items()}
-    assert back.keys() == ours.state_dict().keys()
-    for name, weight in ours.state_dict().items():
+    assert back.keys() == model.state_dict().keys()
+    for name, weight in model.state_dict().items():
         assert torch.equal(weight, back[name]), name
 
 
@@ -143,11 +143,11 @@ def test_the_base_of_rope_is_there_for_transformers_4_and_5(text: str) -> None:
 def test_published_counts_are_those_of_transformers(name: str) -> None:
     layout = Layout.parse(LFM2[name])
     with torch.device("meta"):
-        theirs, ours = theirs_of(layout), Model(layout, seed=None)
-    theirs.tie_weights()
-    assert sum(weight.numel() for weight in theirs.parameters()) == layout.params.total
-    renamed = to_transformers(layout, ours.state_dict())
-    shapes = {key: tensor.shape for key, tensor in theirs.state_dict().items() if key != "lm_head.weight"}
+        upstream, model = upstream_of(layout), Model(layout, seed=None)
+    upstream.tie_weights()
+    assert sum(weight.numel() for weight in upstream.parameters()) == layout.params.total
+    renamed = to_transformers(layout, model.state_dict())
+    shapes = {key: tensor.shape for key, tensor in upstream.state_dict().items() if key != "lm_head.weight"}
     assert {key: tensor.shape for key, tensor in renamed.items()} == shapes
 
 

@@ -382,29 +382,29 @@ def test_ifeval_is_judged_by_the_reference_implementation(
 
 def test_long_questions_lose_their_beginnings_and_it_is_said(data: Path) -> None:
     prompts: list[str] = []
-    said: list[str] = []
-    Benchmarks(data, ["gsm8k"], 128, None, said.append).judge(knowing(prompts, str), CHAT)
+    messages: list[str] = []
+    Benchmarks(data, ["gsm8k"], 128, None, messages.append).judge(knowing(prompts, str), CHAT)
     assert [len(CHAT.encode(text)) for text in prompts] == [64] * 3
-    assert said == ["3 questions lost their beginnings to fit into 128 tokens"]
+    assert messages == ["3 questions lost their beginnings to fit into 128 tokens"]
 
 
 def test_missing_data_is_named(data: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    every = Benchmarks(data, (), 4096, None, said.append)
-    assert len(said) == 1 and said[0].startswith("ifeval: left out: ") and len(NAMES) == 10
+    messages: list[str] = []
+    every = Benchmarks(data, (), 4096, None, messages.append)
+    assert len(messages) == 1 and messages[0].startswith("ifeval: left out: ") and len(NAMES) == 10
     assert every.name.endswith(", ".join(name for name in NAMES if name != "ifeval"))
     with pytest.raises(UnknownName, match="unknown benchmark 'gsm8'; did you mean 'gsm8k'"):
-        Benchmarks(data, ["gsm8"], 4096, None, said.append)
+        Benchmarks(data, ["gsm8"], 4096, None, messages.append)
     with pytest.raises(InvalidInput, match="there is no folder openai/gsm8k"):
-        Benchmarks(tmp_path / "cache", ["gsm8k"], 4096, None, said.append)
+        Benchmarks(tmp_path / "cache", ["gsm8k"], 4096, None, messages.append)
     with pytest.raises(InvalidInput, match="has no data of any benchmark"):
-        Benchmarks(tmp_path / "cache", (), 4096, None, said.append)
+        Benchmarks(tmp_path / "cache", (), 4096, None, messages.append)
     (data / "HuggingFaceH4" / "MATH-500" / "test.jsonl").rename(data / "HuggingFaceH4" / "MATH-500" / "rows.jsonl")
     with pytest.raises(InvalidInput, match=r"MATH-500 has no README\.md and no files of test"):
-        Benchmarks(data, ["math_500"], 4096, None, said.append)
+        Benchmarks(data, ["math_500"], 4096, None, messages.append)
     rows(data / "HuggingFaceH4" / "MATH-500" / "test.jsonl", {"question": "no problem"})
     with pytest.raises(InvalidInput, match="math_500: its data is not as expected"):
-        Benchmarks(data, ["math_500"], 4096, None, said.append)
+        Benchmarks(data, ["math_500"], 4096, None, messages.append)
 
 
 def test_scores_of_continuations_are_those_of_the_whole_text() -> None:

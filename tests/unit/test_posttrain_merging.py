@@ -143,20 +143,20 @@ def test_one_tensor_of_each_model_is_in_memory(tmp_path: Path, monkeypatch: pyte
     for model in range(3):
         save_file({f"layer.{i}": torch.full((64, 64), float(model + i)) for i in range(count)}, tmp_path / str(model))
     read = Shards.tensor
-    seen: list[weakref.ref[Tensor]] = []
+    references: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
 
     def watched(self: Shards, name: str) -> Tensor:
         tensor = read(self, name)
-        seen.append(weakref.ref(tensor))
-        alive.append(sum(ref() is not None for ref in seen))
+        references.append(weakref.ref(tensor))
+        alive.append(sum(ref() is not None for ref in references))
         return tensor
 
     monkeypatch.setattr(Shards, "tensor", watched)
     merge(
         [tmp_path / "1", tmp_path / "2"], tmp_path / "0", MergeSettings(method="della", density=0.5), tmp_path / "out"
     )
-    assert len(seen) == 3 * count and max(alive) == 3
+    assert len(references) == 3 * count and max(alive) == 3
 
 
 def test_trim_keeps_the_greatest_magnitudes() -> None:

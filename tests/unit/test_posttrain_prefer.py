@@ -363,17 +363,19 @@ class Remembering:
 def test_chat_forgets_its_oldest_turns_and_says_so() -> None:
     chat = ChatTokenizer(byte_tokenizer(320), "bytes")
     dialogue: Any = Remembering(chat, 160)
-    said: list[str] = []
-    talk = Chat(dialogue, chat, "brief", [{"name": "sum"}], said.append)
+    warnings: list[str] = []
+    talk = Chat(dialogue, chat, "brief", [{"name": "sum"}], warnings.append)
     for number in range(5):
         assert "".join(talk.say(f"question {number}", most=8, temperature=0, seed=0)) == "yes"
     last = dialogue.questions[-1]
     assert "brief" in last and '"sum"' in last and "question 4" in last and "question 0" not in last
-    assert said and all(re.fullmatch(r"forgot the oldest \d of \d turns: the context is full", line) for line in said)
+    assert warnings and all(
+        re.fullmatch(r"forgot the oldest \d of \d turns: the context is full", line) for line in warnings
+    )
     assert talk.messages[0].role == "system" and talk.messages[1].role == "user"
     lines = [b"caf\xe9".decode(errors="surrogateescape"), "tea"]
     assert "".join(talk.answers(lines, most=8, temperature=0, seed=0)) == "\nyes\n"
-    assert "the message is not text in the encoding of the locale" in said
+    assert "the message is not text in the encoding of the locale" in warnings
 
 
 def test_tools_of_a_chat_come_from_a_file(tmp_path: Path) -> None:
@@ -425,8 +427,8 @@ def test_scores_of_a_reward_model_are_those_of_transformers(tmp_path: Path) -> N
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         assert score == pytest.approx(model(ids).logits.item(), rel=1e-5)
     assert len(set(scores)) == 4 and scores[3] == scores[4]
-    ended, plain = RewardModel(tmp_path / "m")([sample("four<|im_end|>"), sample("four")])
-    assert ended != plain, "an answer cannot spell the end of its turn"
+    end_score, plain = RewardModel(tmp_path / "m")([sample("four<|im_end|>"), sample("four")])
+    assert end_score != plain, "an answer cannot spell the end of its turn"
 
 
 def test_folders_that_are_no_reward_models_are_refused(tmp_path: Path) -> None:

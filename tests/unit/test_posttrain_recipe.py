@@ -81,7 +81,7 @@ def test_a_long_stage_after_a_pretraining_takes_over_its_long_sequences() -> Non
         assert [request.only for request in requests] == parts
     whole, _ = complete(Settings(tokens=11 * 10**10), LAYOUT)
     first, _ = complete(Settings(tokens=10 * 10**10), LAYOUT, only="pretrain")
-    last, _ = complete(Settings(), LAYOUT, only="long", seen=10 * 10**10)
+    last, _ = complete(Settings(), LAYOUT, only="long", prior_tokens=10 * 10**10)
     assert last.tokens == 10**10 and (last.lr, last.batch_tokens) == (whole.lr, whole.batch_tokens)
     assert [stage.length for stage in (*first.stages, *last.stages)] == [stage.length for stage in whole.stages]
     assert last.stages[0].schedule.factor(10**4 - 1, 10**4) == pytest.approx(0.1)
@@ -204,11 +204,11 @@ def test_training_data_is_apart_from_evaluations_and_benchmarks(member: Path, mo
         sft = {**SFT, "data": [{"path": "chat.jsonl"}], "held_out": 0, **changes}
         training = run(member, text(4 * 256), sft, {**prefer, "pairs": ["pairs.jsonl"], **changes})
         assert (training.before[1].config["conversations"], training.config["preferences"]) == counts
-    said: list[str] = []
+    messages: list[str] = []
     stages = [text(4 * 256), {**SFT, **apart}, {**prefer, **judge, **apart}]
     recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
-    run_recipe("tiny", "1M", recipe, member, said.append, workers=1, files=FileOptions(gguf=(), transformers=False))
-    assert "2 of 4 questions overlap those of evaluations and were dropped" in said
+    run_recipe("tiny", "1M", recipe, member, messages.append, workers=1, files=FileOptions(gguf=(), transformers=False))
+    assert "2 of 4 questions overlap those of evaluations and were dropped" in messages
     with pytest.raises(InvalidInput, match=r"nowhere: has no data of any benchmark"):
         run(member, text(4 * 256), {**SFT, "benchmarks": "nowhere"})
 

@@ -488,9 +488,9 @@ def test_a_curriculum_resumes_and_orders_the_training(member: Path, monkeypatch:
     lines = [conversation(f"count {i}", "tokens", solved=i / 20) for i in range(20)]
     lines += [conversation("count to ten", "tokens")]
     (member / "chat.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in lines))
-    said: list[str] = []
-    whole = run(member, recipe(curriculum={}), said.append)
-    assert any("curriculum: 4" in line and "20 given, 0 by 0 models, 1 predicted" in line for line in said)
+    messages: list[str] = []
+    whole = run(member, recipe(curriculum={}), messages.append)
+    assert any("curriculum: 4" in line and "20 given, 0 by 0 models, 1 predicted" in line for line in messages)
     (tokens,) = (member / "NAS_CACHE/conversations").iterdir()
     data = TokenisedConversations(tokens)
     assert data.solved is not None and data.solved[:20].tolist() == pytest.approx([i / 20 for i in range(20)])
@@ -499,8 +499,8 @@ def test_a_curriculum_resumes_and_orders_the_training(member: Path, monkeypatch:
     run_and_kill(member, recipe(curriculum={}), 8, monkeypatch)
     assert run(member, recipe(curriculum={})).checkpoint == whole.checkpoint
     assert run(member, recipe()).checkpoint != whole.checkpoint
-    record = run(member, recipe(curriculum={"models": ["pretrain"], "answer_tokens": 4}), said.append)
-    assert any("20 given, 1 by 1 models, 0 predicted" in line for line in said)
+    record = run(member, recipe(curriculum={"models": ["pretrain"], "answer_tokens": 4}), messages.append)
+    assert any("20 given, 1 by 1 models, 0 predicted" in line for line in messages)
     assert record.config["key"] != whole.config["key"]
 
 

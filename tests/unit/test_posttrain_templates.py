@@ -111,9 +111,9 @@ def test_templates_are_rendered_as_by_transformers(
     chat = chat_of(tmp_path, with_template(TEMPLATES[name]), tokenizer_config=settings, config={"bos_token_id": 1})
     (line,) = written(tmp_path, {"messages": messages, "tools": tools})
     for ask in (False, True):
-        shown = line.messages[:-1] if ask else line.messages
+        turns = line.messages[:-1] if ask else line.messages
         expected = expected_text(tmp_path, messages[:-1] if ask else messages, tools, ask=ask)
-        assert chat.render(shown, line.tools, ask=ask) == expected
+        assert chat.render(turns, line.tools, ask=ask) == expected
     ids, answers = chat.conversation(line)
     assert chat.decode(ids.tolist()) == expected_text(tmp_path, messages, tools, ask=False).removesuffix("\n")
     assert messages[-1]["content"] in chat.decode(ids[answers].tolist())
@@ -131,10 +131,10 @@ def test_named_templates_are_those_of_transformers(tmp_path: Path) -> None:
     path = write_model_tokenizer(tmp_path / "files", replace(with_template(None), template=CHATML + ASK))
     (path.parent / "additional_chat_templates").mkdir()
     (path.parent / "additional_chat_templates/tool_use.jinja").write_text("TOOLS" + CHATML + ASK)
-    for folder, ours in ((tmp_path / "list", chat), (tmp_path / "files", ChatTokenizer.read(path))):
+    for folder, tokenizer in ((tmp_path / "list", chat), (tmp_path / "files", ChatTokenizer.read(path))):
         for tools in (None, TOOLS):
             (line,) = written(tmp_path, {"messages": PLAIN, "tools": tools})
-            assert ours.render(line.messages, line.tools) == expected_text(folder, PLAIN, tools, ask=False)
+            assert tokenizer.render(line.messages, line.tools) == expected_text(folder, PLAIN, tools, ask=False)
     assert "additional_chat_templates/tool_use.jinja" in dict(read_model_tokenizer(path).files(512))
     with pytest.raises(InvalidInput, match="has no chat template: its named ones are rag"):
         chat_of(tmp_path / "rag", with_template(None), tokenizer_config={"chat_template": [named[0] | {"name": "rag"}]})
@@ -175,8 +175,8 @@ def test_a_tokenizer_that_begins_texts_with_a_blank_adds_none_in_the_midst(tmp_p
     ]}  # fmt: skip
     about["pre_tokenizer"] = None
     path.write_text(json.dumps(about))
-    said = "'[Q] ' + m.content + ' [A]' if m.role == 'user' else ' ' + m.content + '<eos>'"
-    template = "{% for m in messages %}{{ " + said + " }}{% endfor %}"
+    expression = "'[Q] ' + m.content + ' [A]' if m.role == 'user' else ' ' + m.content + '<eos>'"
+    template = "{% for m in messages %}{{ " + expression + " }}{% endfor %}"
     (path.parent / "chat_template.jinja").write_text(template)
     chat = ChatTokenizer.read(path)
     (line,) = written(tmp_path, {"messages": PLAIN})
@@ -349,8 +349,8 @@ def test_files_of_conversations_in_the_wild(name: str, tmp_path: Path) -> None:
 def test_bad_lines_are_skipped_and_counted_where_this_is_said(tmp_path: Path) -> None:
     system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     tokenizer = write_model_tokenizer(tmp_path, with_template(system + CHATML + ASK))
-    path, said = tmp_path / "lines.jsonl", [{"role": "system", "content": "a"}, *PLAIN]
-    path.write_text("\n".join([GOOD, "{", json.dumps({"messages": said}), '{"messages": []}', GOOD]))
+    path, messages = tmp_path / "lines.jsonl", [{"role": "system", "content": "a"}, *PLAIN]
+    path.write_text("\n".join([GOOD, "{", json.dumps({"messages": messages}), '{"messages": []}', GOOD]))
     bad: list[str] = []
     places = [place for place, _ in read_placed_lines(path, Conversation, bad=bad)]
     assert places == [f"{path}:1", f"{path}:3", f"{path}:5"] and len(bad) == 2

@@ -45,9 +45,9 @@ def test_the_machine_is_timed(layout: Layout) -> None:
 def test_a_dry_run_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_family(tmp_path, monkeypatch)
     command = ("family", "train", "tiny", "--size", "1M")
-    shown = nas(*command, "--dry-run", "--price-per-hour", "2.5")
-    assert shown.code == 0, shown.err
-    assert "FLOPs" in shown.out and "H100" in shown.out and "price at 2.5 an hour" in shown.out
+    result = nas(*command, "--dry-run", "--price-per-hour", "2.5")
+    assert result.code == 0, result.err
+    assert "FLOPs" in result.out and "H100" in result.out and "price at 2.5 an hour" in result.out
     cost = json.loads(nas(*command, "--dry-run", "--json", "--tokens", "1000").out)
     assert (cost["tokens"], cost["gpus"][0]["price"]) == (1000, None)
     assert "--dry-run" in nas(*command, "--price-per-hour", "1").err

@@ -186,10 +186,10 @@ def test_nothing_is_left_of_killed_writes_and_of_what_a_training_needed(
 def test_a_build_leaves_the_files_of_a_trained_member(member: Path, train: Callable[..., MemberTraining]) -> None:
     train()
     before = written(member)
-    said: list[str] = []
+    messages: list[str] = []
     family = read_family("tiny")
-    MemberFilesWriter(NO_GGUF).write(member, family, family.members[0], said.append)
-    assert said == ["1M: it was trained; its files stay as they are"]
+    MemberFilesWriter(NO_GGUF).write(member, family, family.members[0], messages.append)
+    assert messages == ["1M: it was trained; its files stay as they are"]
     assert written(member) == before
 
 

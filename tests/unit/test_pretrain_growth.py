@@ -45,8 +45,8 @@ def grown(small: str, large: str) -> tuple[Model, Model, Growth]:
 
 @torch.no_grad()
 def difference(small: Model, large: Model) -> float:
-    ours, theirs = small(tokens()), large(tokens())
-    return float((ours - theirs).abs().max() / ours.abs().max())
+    small_logits, large_logits = small(tokens()), large(tokens())
+    return float((small_logits - large_logits).abs().max() / small_logits.abs().max())
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ def reference_decoupled_top_k(student: Tensor, teacher: Tensor, k: int, tau: flo
     bernoulli = p_teacher * (p_teacher / p_student).log()
     if p_teacher < 1:
         bernoulli = bernoulli + (1 - p_teacher) * ((1 - p_teacher) / (1 - p_student)).log()
-    theirs = torch.stack([(teacher[x] / p_teacher) ** (1 / tau) for x in chosen])
-    ours = torch.stack([(student[x] / p_student) ** (1 / tau) for x in chosen])
-    theirs, ours = theirs / theirs.sum(), ours / ours.sum()
-    conditional = sum((p * (p / q).log() for p, q in zip(theirs, ours, strict=True)), torch.zeros(()))
+    teacher_top = torch.stack([(teacher[x] / p_teacher) ** (1 / tau) for x in chosen])
+    student_top = torch.stack([(student[x] / p_student) ** (1 / tau) for x in chosen])
+    teacher_top, student_top = teacher_top / teacher_top.sum(), student_top / student_top.sum()
+    conditional = sum((p * (p / q).log() for p, q in zip(teacher_top, student_top, strict=True)), torch.zeros(()))
     return bernoulli + p_teacher * tau**2 * conditional
 
 
@@ -63,8 +63,8 @@ def test_the_reverse_objective_is_the_reports(k: int, tau: float) -> None:
         member = inside * (inside / mass).log()
         if k < 48:
             member = member + (1 - inside) * ((1 - inside) / (1 - mass)).log()
-        ours, theirs = ((p[chosen] ** (1 / tau)) / (p[chosen] ** (1 / tau)).sum() for p in (s, t))
-        expected.append(member + mass * tau**2 * (ours * (ours / theirs).log()).sum())
+        student_top, teacher_top = ((p[chosen] ** (1 / tau)) / (p[chosen] ** (1 / tau)).sum() for p in (s, t))
+        expected.append(member + mass * tau**2 * (student_top * (student_top / teacher_top).log()).sum())
     assert torch.allclose(loss, torch.stack(expected), rtol=1e-9, atol=1e-10)
     loss.sum().backward()  # type: ignore[no-untyped-call]
     assert student.grad is not None and student.grad.isfinite().all()
@@ -90,8 +90,10 @@ def test_it_is_a_lower_bound_of_the_whole_divergence_and_reaches_it_where_one_to
 def test_with_the_whole_vocabulary_it_is_ordinary_distillation(tau: float) -> None:
     student, teacher = logits(0).requires_grad_(), logits(1)
     loss = decoupled_top_k(student, top_k(teacher, 48), tau)
-    ours, theirs = ((output / tau).log_softmax(-1) for output in (student, teacher))
-    assert torch.allclose(loss, tau**2 * F.kl_div(ours, theirs, log_target=True, reduction="none").sum(-1))
+    student_logs, teacher_logs = ((output / tau).log_softmax(-1) for output in (student, teacher))
+    assert torch.allclose(
+        loss, tau**2 * F.kl_div(student_logs, teacher_logs, log_target=True, reduction="none").sum(-1)
+    )
     loss.sum().backward()  # type: ignore[no-untyped-call]
     assert student.grad is not None and student.grad.isfinite().all()
 
@@ -111,9 +113,9 @@ def test_the_loss_mixes_both_terms_and_pieces_change_nothing(monkeypatch: pytest
     tokens = torch.randint(48, (3, 9), generator=torch.Generator().manual_seed(0))
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
     distilled = Distilled(teacher, weight=0.3, tau=2.0, k=4)
-    ours = student(inputs)
-    term = decoupled_top_k(ours, top_k(teacher(inputs), 4), 2.0).sum()
-    expected = 0.7 * F.cross_entropy(ours.flatten(0, 1), labels.flatten(), reduction="sum") + 0.3 * term
+    student_logits = student(inputs)
+    term = decoupled_top_k(student_logits, top_k(teacher(inputs), 4), 2.0).sum()
+    expected = 0.7 * F.cross_entropy(student_logits.flatten(0, 1), labels.flatten(), reduction="sum") + 0.3 * term
     gradients = torch.autograd.grad(expected, list(student.parameters()))
     monkeypatch.setattr("nas.train.pretrain.loss._CPU_LOGITS_AT_ONCE", 5 * 48)
     loss = pretraining_loss(student, inputs, labels, distilled)

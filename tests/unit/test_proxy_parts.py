@@ -30,7 +30,7 @@ def recalled(text: Ids, train: bytes = b"#" * 1000) -> Hits:
     return recallable(text, np.frombuffer(train, np.uint8), BYTE_GRAM)
 
 
-def shown(text: bytes, where: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> str:
+def masked_text(text: bytes, where: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> str:
     """The text, its labels that are not recallable replaced by dots; the first byte is no label."""
     return "".join(chr(byte) if hit else "." for byte, hit in zip(text[1:], where, strict=True))
 
@@ -38,7 +38,7 @@ def shown(text: bytes, where: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -
 def test_a_label_is_recallable_if_its_six_bytes_occurred_in_the_same_window() -> None:
     texts = (b"keyword=17; other=3; keyword=19;", b"no keyword=1 is repeated in here")
     hits = recalled(windows(*texts))
-    assert shown(texts[0], hits[0]) == "." * 25 + "rd=1" + ".."
+    assert masked_text(texts[0], hits[0]) == "." * 25 + "rd=1" + ".."
     assert not hits[1].any()
 
 
@@ -60,7 +60,7 @@ def test_what_training_text_has_often_is_known_without_the_window() -> None:
     rare = recalled(windows(text))[0]
     hits = recalled(windows(text), b"return self; ............." * 40_000)[0]
     assert rare.sum() > hits.sum() > 0
-    assert shown(text, hits).endswith("fg")
+    assert masked_text(text, hits).endswith("fg")
 
 
 def test_the_answers_of_generated_text_are_recallable_within_their_distance() -> None:

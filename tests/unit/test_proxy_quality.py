@@ -202,8 +202,8 @@ def test_a_noisy_group_of_recall_counts_in_recall_alone() -> None:
     assert quality.recall_sd == pytest.approx(0.6, rel=0.3) and quality.sd < 0.2
     fresh = scale.rescored({7: {"task/clear": 2.0, "task/mqar": 4.0}})
     assert fresh.quality({7: {"task/clear": 1.0, "task/mqar": 3.0}}).recall == 0.75
-    seen = [{seed: {"task/clear": 2.0, "task/mqar": 2.0} for seed in range(4)}] * 4
-    assert fresh.with_noise_of(seen).recall_spreads["task/mqar"].sd < scale.recall_spreads["task/mqar"].sd
+    layouts = [{seed: {"task/clear": 2.0, "task/mqar": 2.0} for seed in range(4)}] * 4
+    assert fresh.with_noise_of(layouts).recall_spreads["task/mqar"].sd < scale.recall_spreads["task/mqar"].sd
 
 
 def test_the_group_of_most_signal_counts_even_if_it_is_little() -> None:
@@ -264,9 +264,9 @@ def test_further_layouts_tell_the_noise_by_their_degrees_of_freedom() -> None:
     scale = fix_scale("r", {0: {"lm/code": 1.0}}, minimum=0.1)
     assert scale.sd_of(4) == pytest.approx(LM_PRIOR.sd / 2)
     one, other = {0: 1.1, 1: 0.9, 2: 1.0}, {0: 0.9, 1: 1.1, 2: 1.0}
-    seen = paired_spread([one, other])
+    spread = paired_spread([one, other])
     pooled = scale.with_noise_of([{seed: {"lm/code": value} for seed, value in runs.items()} for runs in (one, other)])
-    assert pooled.spreads["lm"] == pool(LM_PRIOR, seen)
+    assert pooled.spreads["lm"] == pool(LM_PRIOR, spread)
     assert pooled.quality({0: {"lm/code": 1.0}, 1: {"lm/code": 1.0}}).sd == pytest.approx(pooled.sd_of(2))
     assert pooled.sd_of(2) > scale.sd_of(2)
 

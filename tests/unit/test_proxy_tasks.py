@@ -148,12 +148,12 @@ def test_recall_answers_with_the_value_of_the_key() -> None:
 def test_noisy_recall_asks_for_pairs_that_were_shown() -> None:
     task = NoisyRecall(pairs=3, keys=5, values=4, noise=2, length=24, share=0.3)
     for x, y in examples(task):
-        shown: dict[int, int] = {}
+        pairs: dict[int, int] = {}
         for t, symbol in enumerate(x):
             if symbol < 5:
-                assert y[t] == shown.get(symbol, IGNORE)
+                assert y[t] == pairs.get(symbol, IGNORE)
                 assert 5 <= x[t + 1] < 9
-                assert shown.setdefault(symbol, x[t + 1]) == x[t + 1]
+                assert pairs.setdefault(symbol, x[t + 1]) == x[t + 1]
             else:
                 assert y[t] == IGNORE
 
@@ -167,8 +167,8 @@ def test_an_automaton_without_choice_soon_repeats_itself() -> None:
 
 
 def test_an_automaton_shows_no_more_symbols_than_it_has_edges() -> None:
-    shown = [len({*x}) for x, _ in examples(Automata(states=2, branches=2, symbols=30, length=64))]
-    assert max(shown) == 4
+    counts = [len({*x}) for x, _ in examples(Automata(states=2, branches=2, symbols=30, length=64))]
+    assert max(counts) == 4
 
 
 def test_facts_are_the_same_in_every_example() -> None:

@@ -336,16 +336,16 @@ def test_seeds_that_were_stopped_go_on_together_or_alone(corpus: CorpusRef, tmp_
         assert numbers(one) == numbers(run(job.model_copy(update={"resume_from": None}), tmp_path / "new"))
 
 
-@pytest.mark.parametrize("begun", [0, 2], ids=["none has a checkpoint", "all have one"])
+@pytest.mark.parametrize("steps", [0, 2], ids=["none has a checkpoint", "all have one"])
 def test_seeds_that_another_process_trains_at_the_same_time_train_too(
-    begun: int, corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: int, corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other process writes a checkpoint of one seed after seeds were divided into passes, before they are read."""
     jobs = [lm_job(corpus, seed=seed) for seed in SEEDS]
     whole = together(jobs, tmp_path / "whole")
-    if begun:
+    if steps:
         with pytest.raises(Stopped):
-            together(jobs, tmp_path / "both", stop_after(begun))
+            together(jobs, tmp_path / "both", stop_after(steps))
     divide = train_module._passes
 
     def meanwhile(*args: Any) -> list[list[TrainJob]]:
@@ -353,7 +353,7 @@ def test_seeds_that_another_process_trains_at_the_same_time_train_too(
         assert len(passes) == 1
         monkeypatch.setattr(train_module, "_passes", divide)
         with pytest.raises(Stopped):
-            run(jobs[1], tmp_path / "both", stop_after(4 - begun))
+            run(jobs[1], tmp_path / "both", stop_after(4 - steps))
         return passes
 
     monkeypatch.setattr(train_module, "_passes", meanwhile)

@@ -246,8 +246,8 @@ def test_a_hardware_model_learns_what_a_quantisation_costs() -> None:
     layouts = list({layout.id: layout for layout in layouts}.values())
     weights = np.array([layout.params.active * (1.9 if layout.quantisation == "q8_0" else 1) for layout in layouts])
     logs = np.log(1e-6 * weights + 0.1)
-    seen, unseen = slice(0, 24), slice(24, None)
-    measured = Measured(layouts[seen], logs[seen], np.full(len(logs[seen]), 0.001))
+    training, unseen = slice(0, 24), slice(24, None)
+    measured = Measured(layouts[training], logs[training], np.full(len(logs[training]), 0.001))
     off = {}
     for names in ((), space.quantisations):
         model = HardwareModel(Costs(Workload(prompt=64, gen=16), ("conv", "gqa", "swiglu"), "ms", names), measured)

@@ -15,7 +15,7 @@ from nas.measure.runtimes.llama_cpp import binding
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "failure"),
+    ("code", "output", "failure"),
     [
         (-9, "", InfrastructureFailed),
         (-7, "", InfrastructureFailed),
@@ -28,9 +28,9 @@ from nas.measure.runtimes.llama_cpp import binding
     ],
 )
 def test_a_lack_of_memory_disk_or_time_is_no_property_of_a_file(
-    code: int, said: str, failure: type[NasError], monkeypatch: pytest.MonkeyPatch
+    code: int, output: str, failure: type[NasError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(binding, "stream", lambda *_, **__: (code, said))
+    monkeypatch.setattr(binding, "stream", lambda *_, **__: (code, output))
     monkeypatch.setattr(binding, "_environment", lambda build: {})
     with pytest.raises(failure, match=rf"a\.gguf \(exit code {code}\)"):
         binding.run_command(cast(Any, None), "quantise", Path("a.gguf"))

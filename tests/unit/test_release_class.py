@@ -76,9 +76,9 @@ def original(layout: Layout) -> Model:
 def model(code: Any, layout: Layout, original: Model) -> Any:
     """The class with the same weights; a test that changes it changes a copy."""
     config = code.HilnasConfig(**own_config(layout), pad_token_id=0, eos_token_id=None)
-    theirs = code.HilnasForCausalLM(config).eval()
-    theirs.load_state_dict(original.state_dict())
-    return theirs
+    causal_lm = code.HilnasForCausalLM(config).eval()
+    causal_lm.load_state_dict(original.state_dict())
+    return causal_lm
 
 
 def texts(seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:

@@ -43,8 +43,8 @@ def quiet(_: str) -> None:
 
 def write(folder: Path, layout: Layout = STOCK, options: FileOptions = LIGHT) -> tuple[MemberFiles, list[str]]:
     """Returns the record afterwards, and the log."""
-    said: list[str] = []
-    return write_files(folder, layout, FIRST, options, said.append), said
+    log: list[str] = []
+    return write_files(folder, layout, FIRST, options, log.append), log
 
 
 @pytest.mark.parametrize("layout", [STOCK, CUSTOM])
@@ -85,14 +85,14 @@ def test_files_of_a_stock_member(tmp_path: Path) -> None:
 
 def test_all_files_hold_the_same_numbers(tmp_path: Path) -> None:
     write(tmp_path / "m")
-    theirs = load_file(tmp_path / "m" / "transformers" / "model.safetensors")
-    ours = {key: tensor for name in tensor_names(STOCK) for key, tensor in name.split(theirs).items()}
+    file_tensors = load_file(tmp_path / "m" / "transformers" / "model.safetensors")
+    model_tensors = {key: tensor for name in tensor_names(STOCK) for key, tensor in name.split(file_tensors).items()}
     with open_weights(STOCK, FIRST, torch.float16) as state:
-        for name, tensor in ours.items():
+        for name, tensor in model_tensors.items():
             assert torch.equal(tensor.float(), LazyTensors(state)[name]), name
     gguf = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "m" / "gguf" / "m-F16.gguf").tensors}
-    assert (gguf["blk.1.attn_q.weight"].data == ours["layers.1.mixers.0.q.weight"].numpy()).all()
-    assert (gguf["blk.0.shortconv.conv.weight"].data == ours["layers.0.mixers.0.conv.weight"].numpy()).all()
+    assert (gguf["blk.1.attn_q.weight"].data == model_tensors["layers.1.mixers.0.q.weight"].numpy()).all()
+    assert (gguf["blk.0.shortconv.conv.weight"].data == model_tensors["layers.0.mixers.0.conv.weight"].numpy()).all()
 
 
 def test_layouts_of_no_stock_class_come_with_code(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_a_layout_that_a_runtime_cannot_carry_has_no_file_for_it(tmp_path: Path)
 
 
 def test_a_second_run_writes_nothing(tmp_path: Path) -> None:
-    first, said = write(tmp_path / "m")
-    assert said == ["m: writing transformers", "m: writing F16"]
+    first, log = write(tmp_path / "m")
+    assert log == ["m: writing transformers", "m: writing F16"]
     before = (tmp_path / "m" / "gguf" / "m-F16.gguf").stat().st_mtime_ns
     assert write(tmp_path / "m") == (first, [])
     assert (tmp_path / "m" / "gguf" / "m-F16.gguf").stat().st_mtime_ns == before
@@ -139,8 +139,8 @@ def test_a_killed_run_resumes(tmp_path: Path) -> None:
     half = tmp_path / "m" / "gguf" / "m-F16.gguf.0123.partial"
     half.parent.mkdir()
     half.write_bytes(b"half")
-    record, said = write(tmp_path / "m")
-    assert said == ["m: writing F16"], "what was there is kept"
+    record, log = write(tmp_path / "m")
+    assert log == ["m: writing F16"], "what was there is kept"
     assert write(tmp_path / "n")[0].files[:3] == record.files[:3]
     assert not list((tmp_path / "m").rglob("*.partial*"))
 
@@ -169,9 +169,9 @@ def test_a_folder_with_files_json_is_complete_whenever_a_rewrite_is_killed(tmp_p
         listing = files_of(folder)
         assert listing is not None and "gguf/m-Q4_0.gguf" in {file.path for file in listing.files}
         assert tokenizer_of(folder) == (folder / "transformers" / "tokenizer.json").resolve()
-    said: list[str] = []
-    record = write_files(folder, STOCK, other, LIGHT, said.append)
-    assert said == [], "what the killed runs had done is kept"
+    log: list[str] = []
+    record = write_files(folder, STOCK, other, LIGHT, log.append)
+    assert log == [], "what the killed runs had done is kept"
     assert not (folder / "gguf" / "m-Q4_0.gguf").exists(), "what was there before them is known, and gone"
     assert record == read_record(folder / "files.json", MemberFiles)
     assert record == write_files(tmp_path / "new" / "m", STOCK, other, LIGHT, quiet)
@@ -255,13 +255,13 @@ def test_other_options_change_what_depends_on_them(tmp_path: Path) -> None:
     write(tmp_path / "m", options=FileOptions(gguf=("f16",), shard_bytes=40_000))
     shards_before = sorted((tmp_path / "m" / "transformers").glob("model-*.safetensors"))
     assert len(shards_before) > 1
-    record, said = write(tmp_path / "m")
-    assert said == ["m: writing transformers"]
+    record, log = write(tmp_path / "m")
+    assert log == ["m: writing transformers"]
     assert not any(path.exists() for path in shards_before), "what is no longer listed is gone"
     figure = RecordedFigure(metric="decode_tps", prompt=1024, value=70.0, ci95=(69.0, 71.0))
     measured = MeasuredModel(device="here", runtime="llama.cpp", quantisation="q4_0", threads=2, figures=(figure,))
-    again, said = write(tmp_path / "m", options=FileOptions(gguf=("f16",), measured=(measured,)))
-    assert said == []
+    again, log = write(tmp_path / "m", options=FileOptions(gguf=("f16",), measured=(measured,)))
+    assert log == []
     assert [a.path for a, b in zip(record.files, again.files, strict=True) if a != b] == ["README.md"]
     only, _ = write(tmp_path / "m", options=FileOptions(gguf=(), transformers=False))
     assert [file.path for file in only.files] == ["README.md"]
@@ -354,8 +354,8 @@ def test_gguf_files_tell_members_apart(tmp_path: Path) -> None:
     named = replace(LIGHT, name="fam-0.3M", license="apache-2.0")
     write(tmp_path / "n", mixture, named)
     assert gguf_values(tmp_path / "n" / "gguf" / "fam-0.3M-F16.gguf", *keys) == ["fam-0.3M", "264K-A117K", "apache-2.0"]
-    record, said = write(tmp_path / "n", mixture, replace(named, license="mit"))
-    assert said == ["fam-0.3M: writing F16"] and record.license == "mit"
+    record, log = write(tmp_path / "n", mixture, replace(named, license="mit"))
+    assert log == ["fam-0.3M: writing F16"] and record.license == "mit"
     assert kept_options(record, None, None, None).license == "mit"
     with pytest.raises(InvalidInput, match="no identifier of a licence"):
         write(tmp_path / "n", mixture, replace(named, license="all rights reserved"))
@@ -371,11 +371,11 @@ def test_bytes_without_merges_are_an_empty_list(tmp_path: Path) -> None:
 
 def test_transformers_reads_the_tokenizer_of_a_gguf_file(tmp_path: Path) -> None:
     write(tmp_path / "m")
-    ours = AutoTokenizer.from_pretrained(tmp_path / "m" / "transformers")
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "m" / "gguf", gguf_file="m-F16.gguf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m" / "transformers")
+    gguf_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m" / "gguf", gguf_file="m-F16.gguf")
     for text in ("hello world", " naïve\n\t日本 😀", "<|im_start|>user\nhi<|im_end|>"):
-        assert theirs(text).input_ids == ours(text).input_ids, text
-        assert theirs.decode(theirs(text, add_special_tokens=False).input_ids) == text
+        assert gguf_tokenizer(text).input_ids == tokenizer(text).input_ids, text
+        assert gguf_tokenizer.decode(gguf_tokenizer(text, add_special_tokens=False).input_ids) == text
 
 
 def test_a_tokenizer_that_does_not_match_is_refused(tmp_path: Path) -> None:

@@ -130,14 +130,14 @@ def test_files_of_the_tokenizer_are_carried(tmp_path: Path) -> None:
 def test_where_gguf_cannot_hold_a_tokenizer_the_folder_is_written_alone(tmp_path: Path) -> None:
     change(path := write_sentencepiece_form(tmp_path / "in"), normalizer={"type": "Lowercase"})
     tokenizer = read(path)
-    said: list[str] = []
+    messages: list[str] = []
     options = FileOptions(name="m", tokenizer=tokenizer, gguf=("f16", "q4_0"))
-    record = write_files(tmp_path / "out", LAYOUT, RandomWeights(1), options, said.append)
+    record = write_files(tmp_path / "out", LAYOUT, RandomWeights(1), options, messages.append)
     reason = (
         "GGUF files cannot hold the tokenizer: text is changed or split before BPE in another way than by SentencePiece"
     )
     assert record.loads["llama.cpp"] == f"none: {reason}"
-    assert f"m: F16 is left out: {reason}" in said
+    assert f"m: F16 is left out: {reason}" in messages
     assert not list(tmp_path.glob("out/gguf/*"))
     assert (tmp_path / "out/transformers/tokenizer.json").is_file()
     assert reason in (tmp_path / "out/README.md").read_text()

@@ -58,11 +58,11 @@ def test_special_tokens_come_first_and_texts_begin_with_one(trained: MemberToken
 
 
 def test_tokens_that_a_small_corpus_lacks_are_reserved(corpus: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    tokenizer = train_tokenizer([corpus], 2048, tmp_path / "t.json", said.append)
+    messages: list[str] = []
+    tokenizer = train_tokenizer([corpus], 2048, tmp_path / "t.json", messages.append)
     assert len(tokenizer.tokens) == 2048
     reserved = tokenizer.vocabulary(2048).unused
-    assert f"{len(reserved):,} more are reserved" in said[0]
+    assert f"{len(reserved):,} more are reserved" in messages[0]
     assert min(reserved) + len(reserved) == 2048, "they are the last"
     text = f"<|reserved_{min(reserved)}|>"
     assert not reserved & set(tokenizer.tokenizer.encode(text).ids)

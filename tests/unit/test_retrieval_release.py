@@ -32,26 +32,26 @@ def test_sentence_transformers_computes_the_same_vectors(tmp_path: Path) -> None
     for name, (layout, more) in MODELS.items():
         folder = tmp_path / name
         write_model(folder, layout, **more)
-        theirs = MultiVectorEncoder(str(folder), device="cpu", trust_remote_code=True, local_files_only=True)
+        upstream = MultiVectorEncoder(str(folder), device="cpu", trust_remote_code=True, local_files_only=True)
         encoder = TorchEncoder(*open_retriever(folder))
         queries, documents = encoder.queries(TEXTS), encoder.documents(TEXTS)
-        reference = theirs.encode_query(TEXTS), theirs.encode_document(TEXTS)
-        for ours, vectors in zip((queries, documents), reference, strict=True):
-            for rows, expected in zip(ours, vectors, strict=True):
+        reference = upstream.encode_query(TEXTS), upstream.encode_document(TEXTS)
+        for embeddings, vectors in zip((queries, documents), reference, strict=True):
+            for rows, expected in zip(embeddings, vectors, strict=True):
                 assert rows.shape == expected.shape
                 np.testing.assert_allclose(rows, expected.numpy(), atol=1e-5)
         scores = [[(query @ rows.T).max(1).sum() for rows in documents] for query in queries]
-        np.testing.assert_allclose(theirs.similarity(*reference).numpy(), scores, atol=1e-3)
+        np.testing.assert_allclose(upstream.similarity(*reference).numpy(), scores, atol=1e-3)
 
 
 def test_a_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
     written, tokens = write_model(tmp_path / "model", lengths=(16, 40))
     model, read = open_retriever(tmp_path / "model")
     assert (read.lengths, read.expansion, read.end) == (tokens.lengths, tokens.expansion, tokens.end)
-    for ours, theirs in zip(
+    for reference, candidate in zip(
         TorchEncoder(written, tokens).documents(TEXTS), TorchEncoder(model, read).documents(TEXTS), strict=True
     ):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+        np.testing.assert_allclose(reference, candidate, atol=1e-6)
 
 
 @pytest.mark.parametrize(

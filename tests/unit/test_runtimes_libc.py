@@ -10,12 +10,12 @@ from nas.measure.runtimes.build_cache import first_that_runs, has_glibc, needed_
 
 
 def test_what_is_needed_is_the_newest_that_any_file_asks_for(tmp_path: Path) -> None:
-    for name, said in (
+    for name, content in (
         ("a", b"\0GLIBC_2.17\0GLIBC_2.36\0GLIBC_2.4\0"),
         ("b", b"\0GLIBC_2.27\0GLIBC_2.99.1\0xGLIBC_2.98\0"),
         ("none", b"\0GLIBCXX_3.4.29\0"),
     ):
-        (tmp_path / name).write_bytes(said)
+        (tmp_path / name).write_bytes(content)
     assert needed_glibc((tmp_path / "a", tmp_path / "b")) == "2.36"
     assert needed_glibc((tmp_path / "none",)) is None
 

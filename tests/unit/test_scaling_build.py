@@ -226,9 +226,9 @@ def shapes(bed: Bed, size: str) -> list[Any]:
 
 
 def test_candidates_are_measured_and_the_winners_figures_kept(bed: Bed) -> None:
-    tried = shapes(bed, "1M")
-    member = search(bed).member(parse_size("1M"), tried)
-    assert [candidate.layout for candidate in member.tried] == [candidate.layout.format() for candidate in tried]
+    shortlist = shapes(bed, "1M")
+    member = search(bed).member(parse_size("1M"), shortlist)
+    assert [candidate.layout for candidate in member.tried] == [candidate.layout.format() for candidate in shortlist]
     assert all(
         candidate.measured[0].device == DEVICE.id and candidate.objectives["latency"] > 0 for candidate in member.tried
     )
@@ -260,15 +260,15 @@ def test_earlier_measurements_are_reused(bed: Bed) -> None:
 
 
 def test_a_device_that_goes_offline_is_named_and_the_rest_is_measured_later(bed: Bed) -> None:
-    gone = InfrastructureFailed("device box is offline: nothing was heard from its agent 'a' for 60 s")
+    failure = InfrastructureFailed("device box is offline: nothing was heard from its agent 'a' for 60 s")
     log = BuildLog()
     with pytest.raises(InfrastructureFailed, match="device box is offline"):
-        search(bed, ScriptedJobs([gone]), log).member(parse_size("3M"), shapes(bed, "3M"))
+        search(bed, ScriptedJobs([failure]), log).member(parse_size("3M"), shapes(bed, "3M"))
     assert search(bed).member(parse_size("3M"), shapes(bed, "3M")).measured
 
 
 def test_candidates_that_crash_are_recorded_and_not_chosen(bed: Bed) -> None:
-    tried = shapes(bed, "4M")
+    shortlist = shapes(bed, "4M")
     crash = CandidateFailed("out_of_memory", "the runner was killed: out of memory")
     scripted = ScriptedJobs([crash])
 
@@ -277,9 +277,9 @@ def test_candidates_that_crash_are_recorded_and_not_chosen(bed: Bed) -> None:
         async def run(self, *args: Any, **more: Any) -> Any:
             return await (scripted if scripted.script else bed.jobs).run(*args, **more)
 
-    member = search(bed, cast(Jobs, Once())).member(parse_size("4M"), tried)
+    member = search(bed, cast(Jobs, Once())).member(parse_size("4M"), shortlist)
     assert member.tried[0].verdict == "failed: the runner was killed: out of memory"
-    assert member.layout != tried[0].layout.format()
+    assert member.layout != shortlist[0].layout.format()
 
 
 def test_the_winner_is_measured_on_a_device_that_the_search_did_not_use(bed: Bed) -> None:
@@ -337,9 +337,9 @@ def test_the_command_builds_and_shows(bed: Bed) -> None:
     assert done.code == 0, done.err
     assert [line.split("\t")[0] for line in done.out.splitlines()] == ["size", "1M", "2M"]
     assert "quality:" in done.err
-    shown = nas("family", "show", "mine")
-    assert shown.code == 0
-    assert all(f"\t{word}\t" in shown.out for word in ("feed-forward", "width and depth", "decided"))
+    result = nas("family", "show", "mine")
+    assert result.code == 0
+    assert all(f"\t{word}\t" in result.out for word in ("feed-forward", "width and depth", "decided"))
     listed = nas("family", "show")
     assert "mine\tstudy\t1M 2M" in listed.out
     assert nas("family", "show", "../mine").code == 3

@@ -63,7 +63,7 @@ def test_fewer_layers_than_kinds_of_layers_are_refused() -> None:
 
 @given(layouts(max_depth=12))
 def test_a_stack_of_the_same_depth_is_unchanged(layout: Layout) -> None:
-    after = stretched([layout.own(i) for i in range(layout.depth)], layout.depth)
+    after = stretched([layout.layer_at(i) for i in range(layout.depth)], layout.depth)
     assert after == tuple(range(layout.depth))
 
 
@@ -88,7 +88,7 @@ def test_a_scaled_stack_counts_the_weights_of_its_layout(
 ) -> None:
     width = steps * width_step(mixer_blocks(layout))
     assume(width <= 4096 and all(layer.share is None for layer in layout.layers))
-    blocks = [dict(block.given).get("kv") for layer in layout.layers for block in layer.mixers]
+    blocks = [dict(block.args).get("kv") for layer in layout.layers for block in layer.mixers]
     order = (
         tuple(range(layout.depth))
         if any(kv is not None for kv in blocks)

@@ -46,9 +46,9 @@ def test_first_proposals_are_the_published_layout_and_heuristics() -> None:
 def test_json_round_trip() -> None:
     proposal = make_proposer(Sampler(SPACE)).ask(1)[0]
     assert Proposal.from_json(proposal.to_json()) == proposal
-    seen = Observation(proposal.layout, "stopped", {"quality": 0.5}, {"ttft@chat": -0.1}, rung=1)
-    assert Observation.from_json(seen.to_json()) == seen and "noise" not in seen.to_json()
-    noisy = replace(seen, noise={"quality": 0.02})
+    observation = Observation(proposal.layout, "stopped", {"quality": 0.5}, {"ttft@chat": -0.1}, rung=1)
+    assert Observation.from_json(observation.to_json()) == observation and "noise" not in observation.to_json()
+    noisy = replace(observation, noise={"quality": 0.02})
     assert Observation.from_json(noisy.to_json()) == noisy
 
 

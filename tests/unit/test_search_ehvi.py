@@ -125,7 +125,9 @@ def test_a_warm_start_teaches_and_stays_off_the_front() -> None:
     truth = [np.log(problem.truth(layout)["decode"]) for layout in unseen]
     misses = [np.abs(search.surrogate().predict(unseen)[0].mean[:, 1] - truth).mean() for search in (cold, warm)]
     assert misses[1] < 0.7 * misses[0]
-    assert {seen.layout.id for seen in warm.log.feasible()}.isdisjoint(seen.layout.id for seen in earlier[:1])
+    assert {observation.layout.id for observation in warm.log.feasible()}.isdisjoint(
+        observation.layout.id for observation in earlier[:1]
+    )
     again = EhviSearch(sampler, 0)
     again.restore(warm.state())
     assert again.ask(1) == warm.ask(1)
@@ -144,10 +146,12 @@ def test_a_budget_on_recall_is_learned_at_the_rung_it_was_taken_at() -> None:
     proposer.fix_reference_point(problem.reference_point)
     top = len(space.quality.rungs) - 1
     for number, layout in enumerate(sampler.draw(rng) for _ in range(60)):
-        seen, low = problem.observe(layout), number % 2
+        observation, low = problem.observe(layout), number % 2
         constraints = {"quality.recall on the proxy": excess(layout) + 0.4 * low}
         status: Status = "stopped" if low else "complete"
-        proposer.tell(Observation(layout, status, {"quality": 2.5, **seen.objectives}, constraints, 0 if low else top))
+        proposer.tell(
+            Observation(layout, status, {"quality": 2.5, **observation.objectives}, constraints, 0 if low else top)
+        )
     unseen = [sampler.draw(rng) for _ in range(40)]
     (forecast,) = proposer.surrogate().predict(unseen)[1].mean.T
     truth = np.array([excess(layout) for layout in unseen])

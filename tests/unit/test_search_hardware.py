@@ -13,7 +13,7 @@ from nas.core.layout import Layout
 from nas.search.proposers.hardware import TERMS, Costs, Estimate, HardwareModel, Measured, better
 
 LAYOUTS = draw(60)
-SEEN, UNSEEN = LAYOUTS[:30], LAYOUTS[30:]
+TRAINING, UNSEEN = LAYOUTS[:30], LAYOUTS[30:]
 EXACT = measured(UNSEEN, noise=0.0)
 
 
@@ -22,31 +22,31 @@ def off(estimate: Estimate, truth: Measured) -> float:
 
 
 def test_thirty_measurements_tell_thirty_others() -> None:
-    estimate = HardwareModel(costs(), measured(SEEN)).predict(UNSEEN)
-    constant = Estimate(np.full(30, measured(SEEN).logs.mean()), np.zeros(30))
+    estimate = HardwareModel(costs(), measured(TRAINING)).predict(UNSEEN)
+    constant = Estimate(np.full(30, measured(TRAINING).logs.mean()), np.zeros(30))
     assert off(estimate, EXACT) < 0.02 < 0.1 < off(constant, EXACT)
     assert np.corrcoef(estimate.mean, EXACT.logs)[0, 1] > 0.98
 
 
 def test_a_handful_moves_a_model_to_another_device() -> None:
-    there = {"fast": 1.8, "attention": 1.3}
-    truth, few = measured(UNSEEN, noise=0.0, **there), measured(SEEN[:5], seed=1, **there)
-    base = HardwareModel(costs(), measured(SEEN))
+    device = {"fast": 1.8, "attention": 1.3}
+    truth, few = measured(UNSEEN, noise=0.0, **device), measured(TRAINING[:5], seed=1, **device)
+    base = HardwareModel(costs(), measured(TRAINING))
     moved = base.moved(few)
     assert off(moved.predict(UNSEEN), truth) < 0.04
     assert off(moved.predict(UNSEEN), truth) < off(HardwareModel(costs(), few).predict(UNSEEN), truth)
-    assert off(base.predict(UNSEEN), truth) > 0.3  # as it was, it is of no use there
+    assert off(base.predict(UNSEEN), truth) > 0.3  # as it was, it is of no use for that device
 
 
 def test_more_measurements_make_a_moved_model_as_good_as_one_of_its_own() -> None:
-    there = {"fast": 0.5, "attention": 2.0}
-    truth = measured(UNSEEN, noise=0.0, **there)
-    moved = HardwareModel(costs(), measured(SEEN)).moved(measured(SEEN, seed=1, **there))
+    device = {"fast": 0.5, "attention": 2.0}
+    truth = measured(UNSEEN, noise=0.0, **device)
+    moved = HardwareModel(costs(), measured(TRAINING)).moved(measured(TRAINING, seed=1, **device))
     assert off(moved.predict(UNSEEN), truth) < 0.03
 
 
 def test_what_is_left_out_is_not_seen() -> None:
-    sample = measured(SEEN[:12])
+    sample = measured(TRAINING[:12])
     before = HardwareModel(costs(), sample)
     logs = sample.logs.copy()
     logs[4] += 3.0
@@ -58,7 +58,7 @@ def test_what_is_left_out_is_not_seen() -> None:
 def test_doubt_covers_what_the_model_cannot_tell() -> None:
     """A figure that follows from nothing that the model knows: its intervals must say so."""
     rng = np.random.default_rng(0)
-    chance = Measured(SEEN, 0.2 * rng.standard_normal(30), np.full(30, 0.001))
+    chance = Measured(TRAINING, 0.2 * rng.standard_normal(30), np.full(30, 0.001))
     model = HardwareModel(costs(), chance)
     unseen = 0.2 * rng.standard_normal(30)
     inside = np.abs(model.predict(UNSEEN).mean - unseen) < 2 * model.predict(UNSEEN).sd
@@ -66,15 +66,15 @@ def test_doubt_covers_what_the_model_cannot_tell() -> None:
 
 
 def test_the_same_measurements_in_another_order_give_the_same_model() -> None:
-    sample = measured(SEEN)
+    sample = measured(TRAINING)
     turned = HardwareModel(costs(), sample.of(range(29, -1, -1))).predict(UNSEEN)
     assert turned.mean == pytest.approx(HardwareModel(costs(), sample).predict(UNSEEN).mean, abs=2e-3)
 
 
 def test_better_is_what_errs_less() -> None:
-    model = HardwareModel(costs(), measured(SEEN))
-    misled = HardwareModel(costs(), Measured(SEEN, measured(SEEN).logs[::-1].copy(), np.zeros(30)))
-    assert better(misled.moved(measured(SEEN)), model) is model
+    model = HardwareModel(costs(), measured(TRAINING))
+    misled = HardwareModel(costs(), Measured(TRAINING, measured(TRAINING).logs[::-1].copy(), np.zeros(30)))
+    assert better(misled.moved(measured(TRAINING)), model) is model
 
 
 def test_terms_are_those_of_the_layout() -> None:
@@ -90,23 +90,26 @@ def test_terms_are_those_of_the_layout() -> None:
 
 
 def test_memory_depends_on_no_work_and_time_on_no_buffers() -> None:
-    counts = {unit: costs(unit=unit).terms(SEEN[:2]).shape[1] for unit in ("MB", "ms", "")}
+    counts = {unit: costs(unit=unit).terms(TRAINING[:2]).shape[1] for unit in ("MB", "ms", "")}
     assert counts == {"MB": len(TERMS) - 3, "ms": len(TERMS) - 1, "": len(TERMS)}
 
 
 def test_figures_of_one_workload_share_what_is_counted_and_keep_their_terms() -> None:
     memory = costs(unit="MB")
-    memory.sums(SEEN)
+    memory.sums(TRAINING)
     time, alone = memory.of("ms"), costs(unit="ms")
-    for shared, expected in ((time.terms(SEEN), alone.terms(SEEN)), (time.sums(SEEN), alone.sums(SEEN))):
+    for shared, expected in (
+        (time.terms(TRAINING), alone.terms(TRAINING)),
+        (time.sums(TRAINING), alone.sums(TRAINING)),
+    ):
         assert shared.shape == expected.shape and (shared == expected).all()
-    assert memory.terms(SEEN[:2]).shape[1] == len(TERMS) - 3
+    assert memory.terms(TRAINING[:2]).shape[1] == len(TERMS) - 3
 
 
 def test_kinds_that_are_not_told_apart_count_with_the_whole() -> None:
     one_kind, all_kinds = Costs(CHAT, ["conv"]), costs(unit="")
-    assert one_kind.terms(SEEN) == pytest.approx(all_kinds.terms(SEEN))
-    assert one_kind.tracks(SEEN).shape[1] < all_kinds.tracks(SEEN).shape[1]
+    assert one_kind.terms(TRAINING) == pytest.approx(all_kinds.terms(TRAINING))
+    assert one_kind.tracks(TRAINING).shape[1] < all_kinds.tracks(TRAINING).shape[1]
 
 
 def test_the_benchmark_states_the_noise_of_medians(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,16 +33,16 @@ def observation(of: HilnasSearcher, **changes: Any) -> dict[str, Any]:
     """What one trial with GOOD figures, some of them others, became; None leaves a figure out."""
     of.suggest("one")
     of.on_trial_complete("one", {name: v for name, v in (GOOD | changes).items() if v is not None})
-    (seen,) = of.proposer.state()["observations"]
-    return dict(seen)
+    (record,) = of.proposer.state()["observations"]
+    return dict(record)
 
 
 def test_figures_become_coordinates() -> None:
-    seen = observation(searcher(), quality_sd=0.02, latency_sd=0.8, training_iteration=3)
-    assert seen["status"] == "complete"
-    assert seen["objectives"] == {"quality": -0.9, "latency": math.log(8.0), "memory": math.log(40.0)}
-    assert seen["constraints"] == {"peak_rss@chat": pytest.approx(math.log(40 / 50))}
-    assert seen["noise"] == {"quality": 0.02, "latency": pytest.approx(0.1)}
+    record = observation(searcher(), quality_sd=0.02, latency_sd=0.8, training_iteration=3)
+    assert record["status"] == "complete"
+    assert record["objectives"] == {"quality": -0.9, "latency": math.log(8.0), "memory": math.log(40.0)}
+    assert record["constraints"] == {"peak_rss@chat": pytest.approx(math.log(40 / 50))}
+    assert record["noise"] == {"quality": 0.02, "latency": pytest.approx(0.1)}
 
 
 def test_what_became_of_a_trial() -> None:
@@ -52,7 +52,7 @@ def test_what_became_of_a_trial() -> None:
         of = searcher()
         of.suggest("one")
         of.on_trial_complete("one", result, error=error)
-        assert [seen["status"] for seen in of.proposer.state()["observations"]] == ["failed"]
+        assert [record["status"] for record in of.proposer.state()["observations"]] == ["failed"]
 
 
 def test_mistakes_are_said() -> None:
@@ -133,7 +133,7 @@ def test_the_example_runs(tuner: str, tmp_path: Path, request: pytest.FixtureReq
     exec(compile(example, PAGE.name, "exec"), names)
     of, results = names["search"](tmp_path)
     state = of.proposer.state()
-    statuses = [seen["status"] for seen in state["observations"]]
+    statuses = [record["status"] for record in state["observations"]]
     assert len(state["proposals"]) == len(statuses) == len(results) == 6
     assert statuses.count("failed") == results.num_errors
     assert set(statuses) == {"complete", "infeasible", "failed"}

@@ -316,8 +316,8 @@ def test_expansion_gives_quantisable_widths() -> None:
 def test_key_value_heads_may_be_as_many_as_heads() -> None:
     sampler, rng = Sampler(space(**HEADS)), np.random.default_rng(0)
     blocks = {block for _ in range(40) for layer in sampler.draw(rng).layers for block in layer.mixers}
-    shown = {block.format() for block in blocks if block.kind == "gqa"}
-    assert shown == {"A4/4", "A8/8"}
+    mixers = {block.format() for block in blocks if block.kind == "gqa"}
+    assert mixers == {"A4/4", "A8/8"}
     assert sampler.contains(Layout.parse("d256 v1024 ffn=swiglu:512 [C3 A8/4 C3]"))
     assert not sampler.contains(Layout.parse("d256 v1024 ffn=swiglu:512 [C3 A8/8 A4/4]"))
 

@@ -36,8 +36,10 @@ def fit(observations: list[Observation], costs: Mapping[str, Costs] = COSTS, **o
 
 def whole(layout: Layout) -> Observation:
     """All figures, as if nothing were over budget."""
-    truth, seen = PROBLEM.truth(layout), PROBLEM.observe(layout)
-    return Observation(layout, "complete", dict(seen.objectives) | {"quality": truth["quality"]}, seen.constraints, TOP)
+    truth, observation = PROBLEM.truth(layout), PROBLEM.observe(layout)
+    return Observation(
+        layout, "complete", dict(observation.objectives) | {"quality": truth["quality"]}, observation.constraints, TOP
+    )
 
 
 def test_features_are_finite_and_tell_layouts_apart() -> None:
@@ -96,11 +98,11 @@ def test_offset_of_a_low_rung_is_learned() -> None:
     """Half of the layouts stop at rung 0, where quality reads 0.5 worse; predictions are of the top rung."""
     observations = []
     for index, layout in enumerate(LAYOUTS[:100]):
-        seen = whole(layout)
+        observation = whole(layout)
         if index % 2:
-            low = dict(seen.objectives) | {"quality": seen.objectives["quality"] + 0.5}
-            seen = Observation(layout, "stopped", low, seen.constraints, rung=0)
-        observations.append(seen)
+            low = dict(observation.objectives) | {"quality": observation.objectives["quality"] + 0.5}
+            observation = Observation(layout, "stopped", low, observation.constraints, rung=0)
+        observations.append(observation)
     objectives, _ = fit(observations).predict(LAYOUTS[100:])
     truth = np.array([PROBLEM.truth(layout)["quality"] for layout in LAYOUTS[100:]])
     assert abs(np.mean(objectives.mean[:, 0] - truth)) < 0.08
@@ -131,8 +133,8 @@ def test_known_noise_is_believed() -> None:
 def test_targets_that_are_one_figure_share_one_model() -> None:
     observations = []
     for layout in LAYOUTS[:20]:
-        seen = whole(layout)
-        observations.append(replace(seen, constraints={"memory": seen.objectives["memory"] - 4.0}))
+        observation = whole(layout)
+        observations.append(replace(observation, constraints={"memory": observation.objectives["memory"] - 4.0}))
     objectives, constraints = fit(observations).predict(LAYOUTS[20:30])
     assert constraints.mean[:, 0] == pytest.approx(objectives.mean[:, 2] - 4.0)
     assert constraints.sd[:, 0] == pytest.approx(objectives.sd[:, 2])

@@ -73,11 +73,11 @@ def test_what_cannot_be_made_again_is_as_it_was(home: Path, tmp_path: Path, monk
 
 
 def test_it_is_consistent_while_others_write(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, committed, ended = Store.open(create=False), threading.Event(), threading.Event()
+    store, committed, stop = Store.open(create=False), threading.Event(), threading.Event()
 
     def write() -> None:
         for number in range(10_000):
-            if ended.is_set():
+            if stop.is_set():
                 return
             with store.write():  # both or none
                 agents.create_api_token(store, f"first-{number}", Role.READ)
@@ -91,7 +91,7 @@ def test_it_is_consistent_while_others_write(home: Path, tmp_path: Path, monkeyp
         for number in range(3):
             assert nas("backup", str(tmp_path / f"{number}.tar.gz")).code == 0
     finally:
-        ended.set()
+        stop.set()
         thread.join()
         store.close()
     restored(tmp_path / "2.tar.gz", home, monkeypatch)

@@ -46,8 +46,8 @@ def test_what_got_lost_before_the_device_is_neither_its_nor_the_candidates(
         job = take(store)
         failure = Failure(kind="infrastructure", message=message, phase="preparing")
         assert outcomes.fail(store, job.id, "box", "local", job.epoch or 0, failure).accepted
-    ended = jobs.get(store, job.id)
-    assert ended is not None and (ended.state, ended.blame) == (JobState.FAILED, Blame.INFRASTRUCTURE)
+    row = jobs.get(store, job.id)
+    assert row is not None and (row.state, row.blame) == (JobState.FAILED, Blame.INFRASTRUCTURE)
     assert devices.get(store, "box").health is Health.GOOD
     assert devices.history(store, "box", kind=DeviceEventKind.FAILURE) == []
 
@@ -248,8 +248,8 @@ def test_silence_of_an_agent_says_something_only_where_the_candidate_runs_beside
         assert jobs.renew(store, job.id, "box", "local", job.epoch or 0)
         clock.time += jobs.LEASE_S
         assert outcomes.expire(store) == [job.id]
-    [ended] = jobs.of_key(store, key("a"))
-    assert ended.blame is blame
+    [row] = jobs.of_key(store, key("a"))
+    assert row.blame is blame
 
 
 def test_a_job_that_overran_its_deadline_failed_of_time(store: Store, clock: StillClock) -> None:

@@ -52,11 +52,11 @@ def test_the_limits_are_documented() -> None:
 def test_a_device_shows_how_far_its_job_has_come(store: Store) -> None:
     put(store)
     job = take(store)
-    seen = [devices.get(store, "box").state]
+    states = [devices.get(store, "box").state]
     for phase in PHASES:
         assert beat(store, job, phase)
-        seen.append(devices.get(store, "box").state)
-    assert seen == [DeviceState.LEASED, DeviceState.PREPARING, DeviceState.COOLING, DeviceState.LEASED]
+        states.append(devices.get(store, "box").state)
+    assert states == [DeviceState.LEASED, DeviceState.PREPARING, DeviceState.COOLING, DeviceState.LEASED]
     assert beat(store, job, "preparing")
     assert devices.get(store, "box").state is DeviceState.LEASED, "a round does not go back"
     assert outcomes.submit(store, job.id, "box", "local", job.epoch or 0, RESULT).accepted
@@ -115,13 +115,13 @@ def test_a_device_that_fell_silent_reads_as_offline_though_nobody_wrote_it_down(
 ) -> None:
     add_device(store, "drained", agent="other")
     devices.set_state(store, "drained", DeviceState.DRAINING)
-    begun = clock.time
+    start = clock.time
     clock.time += IDLE_S - 1
     assert [row.state for row in devices.all(store)] == [DeviceState.IDLE, DeviceState.DRAINING]
     clock.time += 100
     assert [row.state for row in devices.all(store)] == [DeviceState.OFFLINE, DeviceState.DRAINING]
     row = devices.get(store, "box")
-    assert (row.state, row.state_since) == (DeviceState.OFFLINE, begun + IDLE_S)
+    assert (row.state, row.state_since) == (DeviceState.OFFLINE, start + IDLE_S)
     assert pages.devices_by_condition(store) == {("offline", "unknown"): 1, ("draining", "unknown"): 1}
     jobs.claim(store, "box", "local")
     assert devices.get(store, "box").state is DeviceState.IDLE

@@ -21,7 +21,7 @@ from nas.infra.web.errors import Conflict
 from nas.search.study.opened import LaunchOptions
 
 RESUME = "nas launch --study study --resume"
-GONE = "its process is gone; it held the study until 1970-01-01 00:17:10+00:00"
+INTERRUPTION = "its process is gone; it held the study until 1970-01-01 00:17:10+00:00"
 REASON = "box: 3 repetitions were refused"
 
 
@@ -42,7 +42,7 @@ def test_a_study_whose_process_is_gone_is_interrupted_when_its_lease_ends(lab: L
     assert condition(lab) == Condition("running")
     lab.clock.sleep(0.1)
     assert leases.LEASE_S <= 30.0
-    assert condition(lab) == Condition("interrupted", GONE, RESUME)
+    assert condition(lab) == Condition("interrupted", INTERRUPTION, RESUME)
     leases.renew(lab.store, lease)  # it was only slow
     assert condition(lab) == Condition("running")
     for state in (StudyState.COMPLETE, StudyState.STOPPED):
@@ -78,8 +78,8 @@ def test_commands_show_it(lab: LiveLab, tmp_path: Path, monkeypatch: pytest.Monk
     text = nas("study", "list")
     assert f"broken\ttiny\tfailed\t0\t{REASON}" in text.out
     assert f"to continue study: {RESUME}" in text.err
-    shown = json.loads(nas("study", "show", "broken", "--json").out)
-    assert (shown["state"], shown["reason"]) == ("failed", REASON)
+    study = json.loads(nas("study", "show", "broken", "--json").out)
+    assert (study["state"], study["reason"]) == ("failed", REASON)
     assert re.search(
         rf"reason +{REASON}\nto continue +nas launch --study broken --resume", nas("study", "show", "broken").out
     )
@@ -92,13 +92,13 @@ def test_pages_and_their_json_show_it_without_a_new_event(tmp_path: Path) -> Non
     assert visitor.page("/studies/study.json").json()["state"] == "running"
     lab.clock.sleep(leases.LEASE_S)
     answer = visitor.page("/studies/study.json").json()
-    assert (answer["state"], answer["reason"], answer["resume"]) == ("interrupted", GONE, RESUME)
+    assert (answer["state"], answer["reason"], answer["resume"]) == ("interrupted", INTERRUPTION, RESUME)
     for path in ("/studies/study", "/studies/study/now"):
         page = visitor.page(path).text
-        assert GONE in page and RESUME in page
+        assert INTERRUPTION in page and RESUME in page
     (line,) = visitor.page("/studies.json").json()["studies"]
-    assert (line["state"], line["reason"]) == ("interrupted", GONE)
-    assert GONE in visitor.page("/studies").text
+    assert (line["state"], line["reason"]) == ("interrupted", INTERRUPTION)
+    assert INTERRUPTION in visitor.page("/studies").text
 
 
 def test_a_study_that_nobody_runs_is_not_told_to_go_on(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from nas.search.study.events import (
 )
 
 LAYOUT = Layout.parse("d64 v256 ffn=swiglu:96 [C3 A2/1]")
-SEEN = Observation(LAYOUT, "complete", {"quality": -1.0}, {"ttft@chat": -0.1}, 2, {"quality": 0.1}).to_json()
+OBSERVATION = Observation(LAYOUT, "complete", {"quality": -1.0}, {"ttft@chat": -0.1}, 2, {"quality": 0.1}).to_json()
 QUALITY = {"rung": "top", "value": 1.0, "per_group": {"lm": 1.0}, "sd": 0.1, "n_seeds": 2}
 CALIBRATED = {"what": "calibrated", "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 3.5}
 TIMES = {
@@ -58,9 +58,9 @@ STORED: list[tuple[type[Note], dict[str, Any]]] = [
     (Launched, {"what": "launched", "trials": 5, "warm_start": ["first"]}),
     (Calibrated, {**CALIBRATED, "protocol": 3, "conditions": {"page_size": 4096}, **TIMES}),
     (CorpusUsed, {"what": "corpus", "hash": "0" * 64, "versions": {"trainer": 1}, "made_of": {"python": "3.11.7"}}),
-    (Observed, {"what": "observed", "observation": SEEN}),
+    (Observed, {"what": "observed", "observation": OBSERVATION}),
     (ReferencePointFixed, {"what": "reference point", "point": {"quality": -0.5}}),
-    (WarmStarted, {"what": "warm start", "studies": [{"study": "first", "layouts": 1}], "observations": [SEEN]}),
+    (WarmStarted, {"what": "warm start", "studies": [{"study": "first", "layouts": 1}], "observations": [OBSERVATION]}),
     (Expected, {"what": "expected gain", "gain": None, "hypervolume": 2.0, "batch": 3}),
     (Closed, {"what": "closed", "rule": "trials", "message": "all 4 layouts were proposed"}),
     (QualityKnown, {"what": "quality", "rung": 2, "quality": QUALITY}),

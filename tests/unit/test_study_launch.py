@@ -151,12 +151,12 @@ def test_a_live_study_is_not_told_to_run_where_it_was_told_to_stop(store: Store,
 def test_what_a_dead_process_left_queued_is_taken_back(store: Store, study: Study) -> None:
     add_device(store)
     trials.propose(store, study.id, [proposal(64)])
-    ours = jobs.enqueue(store, key("ours"), round_of(), device="box", trial=(study.id, 0))
+    trial_job = jobs.enqueue(store, key("ours"), round_of(), device="box", trial=(study.id, 0))
     calibration = jobs.enqueue(store, key("calibration"), round_of(), device="box", trial=(study.id, None))
     others = jobs.enqueue(store, key("others"), round_of(), device="box")
     lease(store, study)
-    states = {row.id: job.state for row in (ours, calibration, others) if (job := jobs.get(store, row.id))}
-    assert states == {ours.id: JobState.CANCELLED, calibration.id: JobState.CANCELLED, others.id: JobState.QUEUED}
+    states = {row.id: job.state for row in (trial_job, calibration, others) if (job := jobs.get(store, row.id))}
+    assert states == {trial_job.id: JobState.CANCELLED, calibration.id: JobState.CANCELLED, others.id: JobState.QUEUED}
 
 
 def ledger(store: Store, study: Study) -> Ledger:
@@ -175,25 +175,25 @@ def test_an_imported_study_builds_on_its_results_if_they_are_trusted(
         file.seek(0)
         (tmp_path / "elsewhere").mkdir()
         other = open_store(tmp_path / "elsewhere")
-        there = ledger(other, import_study(other, file, trust_results=trust))
-    assert there.result(key("unknown"), 0) is None
+        other_ledger = ledger(other, import_study(other, file, trust_results=trust))
+    assert other_ledger.result(key("unknown"), 0) is None
     if trust:
-        assert there.result(key("measured"), 0) == outcome
+        assert other_ledger.result(key("measured"), 0) == outcome
     else:
         with pytest.raises(StudyChanged, match="--trust"):
-            there.result(key("measured"), 0)
+            other_ledger.result(key("measured"), 0)
 
 
 def test_a_study_is_kept_while_it_runs_and_free_afterwards(
     store: Store, study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger_module, "_RENEW_S", 0.01)
-    ours = ledger(store, study)
-    with ours.keep():
-        begun = leases.current(store, study.id)
-        assert begun is not None
-        until(lambda: (now := leases.current(store, study.id)) is not None and now.expires > begun.expires)
-        ours.require_lease()
+    study_ledger = ledger(store, study)
+    with study_ledger.keep():
+        current = leases.current(store, study.id)
+        assert current is not None
+        until(lambda: (now := leases.current(store, study.id)) is not None and now.expires > current.expires)
+        study_ledger.require_lease()
     free = leases.current(store, study.id)
     assert free is not None
     assert free.expires <= time.time()
@@ -201,33 +201,33 @@ def test_a_study_is_kept_while_it_runs_and_free_afterwards(
 
 def test_a_study_that_was_taken_is_noticed(store: Store, study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "_RENEW_S", 0.01)
-    ours = ledger(store, study)
-    with ours.keep():
+    study_ledger = ledger(store, study)
+    with study_ledger.keep():
         current = leases.current(store, study.id)
         assert current is not None
-        with store.write():  # between the two, ours would be renewed
+        with store.write():  # between the two, the first lease would be renewed
             leases.release(store, current)
-            theirs = leases.acquire(store, study.id, "elsewhere:1:abcd")
+            other_lease = leases.acquire(store, study.id, "elsewhere:1:abcd")
 
         def lost() -> bool:
             try:
-                ours.require_lease()
+                study_ledger.require_lease()
             except StudyBusy:
                 return True
             return False
 
         until(lost)
         with pytest.raises(StudyBusy):
-            ours.set_state(StudyState.RUNNING)
-    leases.renew(store, theirs)
+            study_ledger.set_state(StudyState.RUNNING)
+    leases.renew(store, other_lease)
 
 
 def test_a_database_in_trouble_does_not_lose_the_study(
     store: Store, study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger_module, "_RENEW_S", 0.01)
-    said: list[str] = []
-    ours = Ledger(store, study, lease(store, study), lambda trial, what, payload: said.append(what))
+    events: list[str] = []
+    study_ledger = Ledger(store, study, lease(store, study), lambda trial, what, payload: events.append(what))
     calls = []
     renew = leases.renew
 
@@ -238,10 +238,10 @@ def test_a_database_in_trouble_does_not_lose_the_study(
         return renew(*args)
 
     monkeypatch.setattr(leases, "renew", full)
-    with ours.keep():
+    with study_ledger.keep():
         until(lambda: len(calls) > 3)
-        ours.require_lease()
-    assert said == ["lease not renewed"] * 2
+        study_ledger.require_lease()
+    assert events == ["lease not renewed"] * 2
 
 
 def options(**changes: Any) -> LaunchOptions:
@@ -379,8 +379,8 @@ def test_a_resumed_study_runs_nothing_where_a_device_has_changed(
     chosen = options(space=tiny_space(devices=["box"]))
 
     def prepare() -> None:
-        with (ours := ledger(store, study)).keep(), opened_module._failure_shown(ours):
-            prepared = OpenedStudy(chosen, ours, CorpusRef(source="default", hash="0" * 64))
+        with (study_ledger := ledger(store, study)).keep(), opened_module._failure_shown(study_ledger):
+            prepared = OpenedStudy(chosen, study_ledger, CorpusRef(source="default", hash="0" * 64))
             asyncio.run(prepared.targets(farm, tmp_path / "work", lambda line: None))
 
     prepare()

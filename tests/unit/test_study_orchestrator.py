@@ -149,10 +149,10 @@ def test_a_study_of_parallel_mixers_has_a_further_reference_beside_the_two(tmp_p
 def test_running_a_finished_study_again_changes_nothing(bed: Bed) -> None:
     bed.run(TRIALS)
     before = result_of(bed)
-    seen = len(all_events(bed.store, 1))
+    count = len(all_events(bed.store, 1))
     assert bed.run(TRIALS) is StudyState.COMPLETE
     assert result_of(bed) == before
-    added = [event.payload for event in all_events(bed.store, 1)[seen:]]
+    added = [event.payload for event in all_events(bed.store, 1)[count:]]
     assert added == [{"state": "running"}, {"state": "complete"}]
 
 
@@ -397,10 +397,10 @@ def test_noise_is_estimated_from_anchors_and_the_front_is_of_fresh_seeds(anchore
 
 def test_a_study_that_is_killed_while_it_is_re_scored_goes_on(anchored: Bed) -> None:
     assert kill_until_complete(anchored, range(20, 400, 23)) > 3
-    before, seen = result_of(anchored), len(all_events(anchored.store, 1))
+    before, count = result_of(anchored), len(all_events(anchored.store, 1))
     anchored.run(TRIALS)
     assert result_of(anchored) == before
-    assert len(all_events(anchored.store, 1)) == seen + 2
+    assert len(all_events(anchored.store, 1)) == count + 2
 
 
 def noisy_report(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,24 +436,24 @@ def test_what_is_said_of_a_front_is_of_a_second_measurement(anchored: Bed, monke
     assert {trial for trial, _ in again} == {published, *record.named}
     rounds = [[trial for trial, note in again if note.round == round_] for round_ in range(3)]
     assert all(sorted(row, key=str) == sorted([published, *record.named], key=str) for row in rounds), "all in each"
-    begun = [event.id for event in log if event.payload.get("what") == "front named"]
+    front_ids = [event.id for event in log if event.payload.get("what") == "front named"]
     rescored = [event.id for event in log if event.payload.get("what") == "rescored"]
-    assert begun[0] < min(rescored), "named before fresh seeds tell anything"
+    assert front_ids[0] < min(rescored), "named before fresh seeds tell anything"
     keys = {row.result for _, note in again for row in note.measurements}
     first = {measurement.key for trial in record.named for measurement in record.records[trial].measurements.values()}
     assert len(keys) == 3 * (1 + len(record.named)) and not keys & first
-    said = study_report(bed.store, "study")["headline"]
-    assert said["second"] and said["named"] == record.named[0] and said["confidence"] == 0.95
-    assert [gain["objective"] for gain in said["gains"]] == ["quality", "latency", "memory"]
-    (latency,) = (gain for gain in said["gains"] if gain["objective"] == "latency")
+    headline = study_report(bed.store, "study")["headline"]
+    assert headline["second"] and headline["named"] == record.named[0] and headline["confidence"] == 0.95
+    assert [gain["objective"] for gain in headline["gains"]] == ["quality", "latency", "memory"]
+    (latency,) = (gain for gain in headline["gains"] if gain["objective"] == "latency")
     values = {trial: [note.measurements[0].figures["latency"].value for number, note in again if number == trial]
               for trial in (published, record.named[0])}  # fmt: skip
     ratio = geometric_mean(values[record.named[0]]) / geometric_mean(values[published])
     assert latency["change"] == pytest.approx(ratio - 1)
     assert latency["low"] < latency["change"] < latency["high"]
-    seen = len(log)
+    count = len(log)
     bed.run(12)
-    assert len(all_events(bed.store, 1)) == seen + 2, "resumed, it does nothing again"
+    assert len(all_events(bed.store, 1)) == count + 2, "resumed, it does nothing again"
 
 
 def test_a_layout_that_cannot_be_measured_again_leaves_the_others(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -625,10 +625,10 @@ def test_recall_of_what_is_rescored_decides_at_the_end(tmp_path: Path, monkeypat
 def test_a_study_with_a_budget_on_recall_is_killed_and_goes_on(tmp_path: Path) -> None:
     bed = fresh_bed(tmp_path)
     assert kill_until_complete(bed, range(20, 400, 41)) > 3
-    before, seen = result_of(bed), len(all_events(bed.store, 1))
+    before, count = result_of(bed), len(all_events(bed.store, 1))
     bed.run(TRIALS)
     assert result_of(bed) == before
-    assert len(all_events(bed.store, 1)) == seen + 2
+    assert len(all_events(bed.store, 1)) == count + 2
 
 
 WITH_RECALL = [*TINY["objectives"], {"name": "recall", "metric": "quality.recall"}]

@@ -28,7 +28,7 @@ class Moody(BaseProposer):
     """Proposes by what it was told; waits while it is being asked, if it has to."""
 
     gate: ClassVar[threading.Event]
-    seen: ClassVar[list[tuple[int, bool]]]
+    knowledge: ClassVar[list[tuple[int, bool]]]
 
     def seeds(self) -> list[Layout]:
         return []
@@ -36,7 +36,7 @@ class Moody(BaseProposer):
     def propose(self, rng: Rng) -> tuple[Layout, str, tuple[str, ...]]:
         Moody.gate.wait(60)
         count, pointed = len(self.log.sorted_observations()), self.log.reference_point is not None
-        Moody.seen.append((count, pointed))
+        Moody.knowledge.append((count, pointed))
         depth = 2 + (count + pointed) % 3
         widths = (256, 320, 384, 448, 512)
         ffn = widths[int(rng.integers(len(widths)))]
@@ -47,7 +47,7 @@ class Moody(BaseProposer):
 @pytest.fixture
 def bed(tmp_path: Path) -> Iterator[Bed]:
     PROPOSERS.add("moody", Moody)
-    Moody.seen, Moody.gate = [], threading.Event()
+    Moody.knowledge, Moody.gate = [], threading.Event()
     Moody.gate.set()
     space = tiny_space(search={"proposer": "moody"})
     yield bed_of(tmp_path, space)
@@ -96,7 +96,7 @@ def test_a_log_with_everything_in_it_replays(bed: Bed) -> None:
     driver.fix_reference_point(ledger, POINT_OF_TINY)
     driver.fix_reference_point(ledger, POINT_OF_TINY)
     next_trial(driver, ledger)
-    assert Moody.seen == [(0, False), (1, False), (1, True)]
+    assert Moody.knowledge == [(0, False), (1, False), (1, True)]
     assert differences(bed, ledger) == []
     assert [event.payload.get("what") for event in ledger.events()].count(ReferencePointFixed.what) == 1
 
@@ -135,13 +135,13 @@ def test_what_comes_while_it_is_asked_is_told_and_logged_afterwards(bed: Bed) ->
         await asking
 
     asyncio.run(go())
-    assert Moody.seen[-1] == (0, False)
+    assert Moody.knowledge[-1] == (0, False)
     kinds = [(event.kind, event.payload.get("what")) for event in ledger.events()]
     position = max(i for i, (kind, _) in enumerate(kinds) if kind is EventKind.PROPOSED)
     assert kinds.index((EventKind.PROGRESS, Observed.what)) > position
     assert kinds.index((EventKind.STUDY, ReferencePointFixed.what)) > position
     next_trial(driver, ledger)
-    assert Moody.seen[-1] == (1, True)
+    assert Moody.knowledge[-1] == (1, True)
     assert differences(bed, ledger) == []
 
 
@@ -156,7 +156,7 @@ def test_a_later_process_goes_on_where_the_log_ends(bed: Bed) -> None:
     ledger = bed.ledger()
     half(ledger, asker(bed, ledger))
     next_trial(asker(bed, ledger), ledger)
-    assert Moody.seen == [(0, False), (1, True), (2, True)]
+    assert Moody.knowledge == [(0, False), (1, True), (2, True)]
     assert differences(bed, ledger) == []
 
 

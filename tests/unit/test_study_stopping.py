@@ -47,8 +47,8 @@ def test_little_gain_ends_it_when_seen_thrice(expected: list[Expected], ends: bo
 def test_a_launch_that_asks_for_more_opens_a_study_again() -> None:
     notes = [Launched(4), Closed("trials", "all 4"), Launched(4), Launched(2), Launched(6), Closed("hours", "over")]
     log = [Event(EventKind.PROGRESS, note.to_json(), trial=None) for note in notes]
-    seen = [closed and closed.rule for closed in (closing(log[:count]) for count in range(1, 7))]
-    assert seen == [None, "trials", "trials", "trials", None, "hours"]
+    rules = [closed and closed.rule for closed in (closing(log[:count]) for count in range(1, 7))]
+    assert rules == [None, "trials", "trials", "trials", None, "hours"]
 
 
 def test_what_was_expected_is_read_from_the_log() -> None:

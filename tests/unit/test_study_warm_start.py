@@ -31,26 +31,28 @@ def bed(tmp_path: Path) -> Bed:
 
 
 def begin(bed: Bed, *names: str, name: str = "second") -> tuple[Ledger, list[str]]:
-    """A study that learns from `names` before it runs, and what was said."""
-    ledger, said = bed.ledger(name=name), list[str]()
-    warm_start(ledger, bed.space, support_filter(bed.space), names, said.append)
-    return ledger, said
+    """A study that learns from `names` before it runs, and its messages."""
+    ledger, messages = bed.ledger(name=name), list[str]()
+    warm_start(ledger, bed.space, support_filter(bed.space), names, messages.append)
+    return ledger, messages
 
 
 def earlier(ledger: Ledger) -> list[Observation]:
     (event,) = [event for event in ledger.events() if event.payload.get("what") == WarmStarted.what]
-    return [Observation.from_json(seen) for seen in event.payload["observations"]]
+    return [Observation.from_json(record) for record in event.payload["observations"]]
 
 
 def test_the_same_space_takes_all_that_ended(bed: Bed) -> None:
     bed.run(6)
-    ledger, said = begin(bed, "study")
+    ledger, messages = begin(bed, "study")
     observations = earlier(ledger)
-    assert len(observations) == 7 and all(seen.status != "running" for seen in observations)
-    objectives = {tuple(sorted(seen.objectives)) for seen in observations if seen.status == "complete"}
+    assert len(observations) == 7 and all(observation.status != "running" for observation in observations)
+    objectives = {
+        tuple(sorted(observation.objectives)) for observation in observations if observation.status == "complete"
+    }
     assert objectives == {("latency", "memory", "quality")}
-    assert "study: 7 layouts with latency, memory, quality, decode_p50@chat on local/fake" in said[0]
-    assert "1 outside this space" in said[0]  # the attention-only reference
+    assert "study: 7 layouts with latency, memory, quality, decode_p50@chat on local/fake" in messages[0]
+    assert "1 outside this space" in messages[0]  # the attention-only reference
     begin(bed, "study")  # resumed before its first proposal
     assert len(earlier(ledger)) == 7
     (row,) = study_report(bed.store, "second")["warm_start"]
@@ -139,10 +141,10 @@ def test_an_excess_of_quality_is_told_for_the_new_limit() -> None:
 def test_layouts_outside_the_new_space_are_left_out_and_said(bed: Bed) -> None:
     bed.run(6)
     bed.space = tiny_space(model=TINY["model"] | {"depth": 3})
-    ledger, said = begin(bed, "study")
+    ledger, messages = begin(bed, "study")
     observations = earlier(ledger)
-    assert 0 < len(observations) < 8 and {seen.layout.depth for seen in observations} == {3}
-    assert f"{8 - len(observations)} outside this space" in said[0]
+    assert 0 < len(observations) < 8 and {observation.layout.depth for observation in observations} == {3}
+    assert f"{8 - len(observations)} outside this space" in messages[0]
 
 
 def test_a_study_needs_another_one_that_is_there(bed: Bed) -> None:

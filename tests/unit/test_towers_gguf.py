@@ -34,13 +34,13 @@ def test_names_are_those_of_the_package_gguf() -> None:
     state = {}
     for name, tensor in tower.state_dict().items():
         part = next(part for part in PUBLISHED if name.startswith(part))
-        theirs = names.get_name(PUBLISHED[part] + name.removeprefix(part), (".weight", ".bias"))
-        state[theirs] = tensor.numpy()
+        gguf_name = names.get_name(PUBLISHED[part] + name.removeprefix(part), (".weight", ".bias"))
+        state[gguf_name] = tensor.numpy()
     assert tensors.keys() == state.keys()
     patches = state.pop("v.patch_embd.weight").reshape(32, 4, 4, 3)
     np.testing.assert_array_equal(tensors["v.patch_embd.weight"], np.moveaxis(patches, 3, 1))
-    for theirs, values in state.items():
-        np.testing.assert_array_equal(tensors[theirs], values, err_msg=theirs)
+    for gguf_name, values in state.items():
+        np.testing.assert_array_equal(tensors[gguf_name], values, err_msg=gguf_name)
 
 
 def test_a_connector_without_biases_gets_zeros() -> None:

@@ -47,7 +47,7 @@ def inputs_of(vision: MultimodalModel, folder: Path, sizes: list[tuple[int, int]
 )
 def test_transformers_computes_the_same_logits(tmp_path: Path, layout: Layout) -> None:
     vision = write_model(tmp_path / "model", layout=layout)
-    theirs, about = AutoModelForImageTextToText.from_pretrained(
+    upstream, about = AutoModelForImageTextToText.from_pretrained(
         tmp_path / "model", local_files_only=True, output_loading_info=True
     )
     assert not about["missing_keys"] and not about["unexpected_keys"]
@@ -56,7 +56,7 @@ def test_transformers_computes_the_same_logits(tmp_path: Path, layout: Layout) -
         tokens, patches, shapes = inputs_of(vision, tmp_path, sizes)
         mask = torch.arange(patches.shape[1]) < shapes.prod(1)[:, None]
         with torch.no_grad():
-            expected = theirs(
+            expected = upstream(
                 input_ids=tokens, pixel_values=patches, spatial_shapes=shapes, pixel_attention_mask=mask.int()
             ).logits
             for model in (vision.model, read):
@@ -117,8 +117,8 @@ def test_answers_of_two_folders_are_compared(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     scores = json.loads(done.out)["scores"]
     assert list(scores) == models and scores[models[1]]["cats"]["lost"] == scores[models[1]]["cats"]["gained"] == 0
-    shown = nas("evaluate", *models, "--tasks", str(tmp_path / "questions.jsonl"))
-    assert "model, points" in shown.out and "1" in shown.out
+    result = nas("evaluate", *models, "--tasks", str(tmp_path / "questions.jsonl"))
+    assert "model, points" in result.out and "1" in result.out
     assert "models must differ" in nas("evaluate", *models[:1] * 2, "--tasks", str(tmp_path / "questions.jsonl")).err
     assert "give either --tasks or --benchmarks" in nas("evaluate", *models).err
     assert _model_of(models[0]) == read_model(Path(models[0])).layout, "what `nas bench` measures of a folder"
@@ -226,8 +226,8 @@ def test_folders_of_transformers_are_read(tmp_path: Path) -> None:
     config.text_config.norm_eps = 1e-6
     config.vision_config.vision_use_head = True
     torch.manual_seed(7)
-    theirs = AutoModelForImageTextToText.from_config(config).eval()
-    theirs.save_pretrained(tmp_path / "theirs")
+    upstream = AutoModelForImageTextToText.from_config(config).eval()
+    upstream.save_pretrained(tmp_path / "theirs")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tmp_path / "ours" / name, tmp_path / "theirs" / name)
     about = json.loads((tmp_path / "ours" / "processor_config.json").read_text())["image_processor"]
@@ -236,7 +236,7 @@ def test_folders_of_transformers_are_read(tmp_path: Path) -> None:
     tokens, patches, shapes = inputs_of(vision, tmp_path, [(24, 32), (100, 70)])
     mask = torch.arange(patches.shape[1]) < shapes.prod(1)[:, None]
     with torch.no_grad():
-        expected = theirs(
+        expected = upstream(
             input_ids=tokens, pixel_values=patches, spatial_shapes=shapes, pixel_attention_mask=mask.int()
         ).logits
         torch.testing.assert_close(read.open().model(tokens, patches, shapes), expected, atol=1e-4, rtol=0)

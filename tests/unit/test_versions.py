@@ -234,21 +234,21 @@ def test_verdicts_of_the_gates(tmp_path: Path) -> None:
     exact = rng.standard_normal((8, 50)).astype(np.float32)
     noise = [0.01 * rng.standard_normal((8, 50)).astype(np.float32) for _ in range(3)]
 
-    def shown(report: GateReport) -> list[float]:
+    def figures(report: GateReport) -> list[float]:
         return [report.error, report.limit]
 
     chosen = np.argsort(-exact, axis=1)[:, :2]
     layout = Layout.parse("d64 v96 ffn=swiglu:64 [C3 A2/1]")
     oracle = Oracle(layout, "f32", checkpoint(layout, tmp_path / "weights"))
     verdicts = {
-        "llama.cpp": shown(llama_cpp_gate.compare(exact + noise[0], exact, exact + noise[1])),
+        "llama.cpp": figures(llama_cpp_gate.compare(exact + noise[0], exact, exact + noise[1])),
         "oracle": oracle.exact(np.arange(16)).logits.astype(float).std(axis=1).tolist(),
         "choices": [
             llama_cpp_gate.judge_choices({1: chosen}, [exact + share * noise[2]], [exact + noise[1]]).split(",")[0]
             for share in (0.0, 1.0, 20.0)
         ],
         "executorch": [
-            shown(
+            figures(
                 executorch_gate.compare(
                     exact + noise[0], exact, [exact + shift for shift in noise[1:]], exact, routed=routed
                 )

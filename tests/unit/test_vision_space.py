@@ -204,11 +204,11 @@ def test_a_layout_with_a_tower_is_two_files(tmp_path: Path) -> None:
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, projector_hidden_size=32,
         patch_size=8,
     )  # fmt: skip
-    theirs = image_tensors(shape.tower(64), 8)
+    tensors = image_tensors(shape.tower(64), 8)
     assert {tensor.name: tensor.shape for tensor in tower_tensors(shape.layout(), 64)} == {
-        name: values.shape for name, values in theirs.items()
+        name: values.shape for name, values in tensors.items()
     }
-    assert file.tensors.keys() == theirs.keys()
+    assert file.tensors.keys() == tensors.keys()
     recipe = runtime.export(LAYOUT, "f16", RandomWeights(), tmp_path / "r", recipe=True)
     assert recipe.projector is not None and recipe.projector.sha256 == artifact.projector.sha256
     other = Layout.parse(LAYOUT.format().replace("tokens=16", "tokens=8"))
@@ -234,8 +234,8 @@ def test_pictures_decide_their_answers() -> None:
             if kind == 1:
                 top, side = (place * task.media.rows // 2 for place in divmod(about - 3, 2))
                 part = picture[top : top + 16, side : side + 16]
-                seen = np.stack([part >> bit & 255 for bit in (16, 8, 0)], -1).reshape(-1, 3)
-                near = [(abs(seen - np.array(colour)).max(-1) <= 25).sum() for colour in COLOURS[:4]]
+                rgb = np.stack([part >> bit & 255 for bit in (16, 8, 0)], -1).reshape(-1, 3)
+                near = [(abs(rgb - np.array(colour)).max(-1) <= 25).sum() for colour in COLOURS[:4]]
                 assert int(np.argmax(near)) == answer - 15
         assert {len(choices) for choices in answers.values()} == {1}
     for wrong in ({"cells": 9}, {"side": 7}, {"objects": 1}, {"colours": 9}, {"questions": 0}):

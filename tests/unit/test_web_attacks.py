@@ -96,7 +96,7 @@ def beats(agent: httpx.Client) -> bool:
     return agent.post("/v1/agents/register", json=registration("host", "box")).status_code == 200
 
 
-def ended(stranger: socket.socket) -> bool:
+def has_ended(stranger: socket.socket) -> bool:
     """Waits for the server to end the connection."""
     try:
         while stranger.recv(4096):
@@ -118,35 +118,35 @@ def test_who_connects_and_says_nothing_keeps_nobody_out_and_is_ended(
         answer = agent.post("/v1/agents/register", json=registration("host", "box"))
         assert answer.status_code == 200 and answer.extensions["network_stream"] is stream
         assert lab.log_in(url) == 303
-        begun = time.monotonic()
-        assert all(map(ended, idle))
-        assert time.monotonic() - begun < 10
+        start = time.monotonic()
+        assert all(map(has_ended, idle))
+        assert time.monotonic() - start < 10
         assert beats(agent)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "head",
     [b"", b"GET /login HTTP/1.1\r\nHost: box\r\n\r\n", b"GET /login HTTP/1.1\r\nHost: box\r\nX: "],
     ids=["first", "second", "begun"],
 )
 @pytest.mark.parametrize("byte", [b"x", b"\r\n"], ids=["letters", "empty lines"])
-def test_a_head_that_comes_slowly_is_given_up(lab: Lab, url: str, said: bytes, byte: bytes) -> None:
+def test_a_head_that_comes_slowly_is_given_up(lab: Lab, url: str, head: bytes, byte: bytes) -> None:
     """The first one, the one after an answer, and one of which half came at once."""
     with lab.connect(url) as stranger:
-        stranger.sendall(said)
-        if said.endswith(b"\r\n\r\n"):
+        stranger.sendall(head)
+        if head.endswith(b"\r\n\r\n"):
             assert stranger.recv(4096).startswith(b"HTTP/1.1 200")
         stranger.settimeout(0.02)
-        begun = time.monotonic()
+        start = time.monotonic()
         with contextlib.suppress(OSError):
-            while time.monotonic() - begun < 20:
+            while time.monotonic() - start < 20:
                 stranger.sendall(byte)
                 with contextlib.suppress(TimeoutError):
                     if not stranger.recv(4096):
                         break
-                if byte == b"\r\n" and b"X: " in said:
+                if byte == b"\r\n" and b"X: " in head:
                     break  # it is whole, and answered
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - start < 15
 
 
 def test_bodies_that_come_slowly_keep_nobody_from_logging_in(lab: Lab, url: str, agent: httpx.Client) -> None:
@@ -157,16 +157,16 @@ def test_bodies_that_come_slowly_keep_nobody_from_logging_in(lab: Lab, url: str,
         assert lab.log_in(url) == 303
         assert beats(agent)
         assert slow[-1].recv(4096).startswith(b"HTTP/1.1 408")
-        assert all(map(ended, slow))
+        assert all(map(has_ended, slow))
 
 
 def test_who_takes_nothing_of_what_it_asks_for_is_ended(lab: Lab, url: str) -> None:
     with lab.connect(url) as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         request = b"GET /assets/uplot.esm.js HTTP/1.1\r\nHost: box\r\n\r\n"
-        begun = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(OSError):  # reset, broken pipe or end of file
-            while time.monotonic() - begun < 20:
+            while time.monotonic() - start < 20:
                 stranger.sendall(request * 10)
 
 
@@ -228,9 +228,9 @@ def test_the_limit_of_open_files_is_raised_to_what_is_allowed() -> None:
 
 
 def test_a_client_that_gives_up_the_handshake_leaves_nothing(lab: Lab, url: str) -> None:
-    for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00"):
+    for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00"):
         with lab.connect(url, tls=False) as stranger:
-            stranger.sendall(said)
+            stranger.sendall(data)
     old = lab.trusting()
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(httpx.ConnectError):
@@ -238,8 +238,8 @@ def test_a_client_that_gives_up_the_handshake_leaves_nothing(lab: Lab, url: str)
     assert lab.log_in(url) == 303
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n"], ids=["nothing", "no TLS"])
-def test_memory_of_a_failed_handshake_is_free_at_once(lab: Lab, url: str, said: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n"], ids=["nothing", "no TLS"])
+def test_memory_of_a_failed_handshake_is_free_at_once(lab: Lab, url: str, data: bytes) -> None:
     """Not when all objects are next looked at for unused cycles, which a coordinator with many objects does rarely."""
 
     def handshakes() -> int:
@@ -251,7 +251,7 @@ def test_memory_of_a_failed_handshake_is_free_at_once(lab: Lab, url: str, said: 
         before = handshakes()
         for _ in range(20):
             with lab.connect(url, tls=False) as stranger:
-                stranger.sendall(said)
+                stranger.sendall(data)
         assert lab.log_in(url) == 303
         assert handshakes() - before < 5
     finally:

@@ -98,7 +98,7 @@ def test_names_follow_from_what_a_server_listens_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "more", "shown"),
+    ("host", "more", "url_host"),
     [
         ("0.0.0.0", ["box", "other"], "box"),
         ("127.0.0.1", [], "127.0.0.1"),
@@ -106,9 +106,9 @@ def test_names_follow_from_what_a_server_listens_on() -> None:
         ("localhost", [], "localhost"),
     ],
 )
-def test_the_url_has_the_first_name_or_the_host(host: str, more: list[str], shown: str) -> None:
+def test_the_url_has_the_first_name_or_the_host(host: str, more: list[str], url_host: str) -> None:
     with listen_tcp(host, 0) as listening:
-        assert url_of(listening, host, more) == f"https://{shown}:{listening.getsockname()[1]}"
+        assert url_of(listening, host, more) == f"https://{url_host}:{listening.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "::0"])
@@ -125,9 +125,9 @@ def test_a_server_of_ipv6_alone_is_announced_by_ipv6(monkeypatch: pytest.MonkeyP
     cards = {"eth0": [SimpleNamespace(family=family, address=address) for family, address in
                       ((socket.AF_INET, "192.0.2.2"), (socket.AF_INET6, "fd00::2"))]}  # fmt: skip
     monkeypatch.setattr("psutil.net_if_addrs", lambda: cards)
-    for both, shown in ((True, "192.0.2.2"), (False, "[fd00::2]")):
+    for both, url_host in ((True, "192.0.2.2"), (False, "[fd00::2]")):
         with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=both) as listening:
-            assert url_of(listening, "::") == f"https://{shown}:{listening.getsockname()[1]}"
+            assert url_of(listening, "::") == f"https://{url_host}:{listening.getsockname()[1]}"
 
 
 def test_a_client_that_trusts_the_authority_is_served(tmp_path: Path) -> None:

@@ -224,10 +224,10 @@ def main(behaviour: dict[str, Any]) -> None:
         os.setsid()
         while True:
             time.sleep(60)
-    seen = Path(sys.argv[0]).with_name("seen.json")
+    record = Path(sys.argv[0]).with_name("seen.json")
     folder = Path(sys.argv[2])
     config = json.loads((folder / "config.json").read_text())
-    seen.write_text(json.dumps({"argv": sys.argv[1:], "config": config, "pids": [os.getpid(), engine]}))
+    record.write_text(json.dumps({"argv": sys.argv[1:], "config": config, "pids": [os.getpid(), engine]}))
     if "--broken" in config.get("architectures", []):
         print("ValueError: no such architecture", file=sys.stderr)
         sys.exit(1)

@@ -21,7 +21,7 @@ from nas.cli.options import (
     read_layout,
 )
 from nas.cli.output import JsonFlag, figure_text, print_fields, print_json, print_table, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.durable import write_output
 from nas.core.family import (
     PRETRAININGS,
@@ -122,7 +122,7 @@ def build(
         _show_candidates(options)
         typer.confirm("Start?", default=True, abort=True, err=True)
     try:
-        with shown(f"building {options.name}") as log:
+        with activity(f"building {options.name}") as log:
             family = build_family(options, log)
     except KeyboardInterrupt:
         say("interrupted; repeat the command to continue")
@@ -181,7 +181,7 @@ def compare(
     options = CompareOptions(
         models, device=device, threads=threads, repetitions=reps, flash_attn=flash_attn, replicate=replicate, db=db
     )
-    with shown("preparing the device") as log:
+    with activity("preparing the device") as log:
         record, path = measure(options, log)
     say(f"wrote {path}")
     if plot is not None:
@@ -323,12 +323,12 @@ def _print_decisions(view: FamilyView) -> None:
     owners = [("family", view.family.decisions), *((row.member.size, row.member.decisions) for row in view.members)]
     rows = [(owner, one.what, one.value, one.reason) for owner, decisions in owners for one in decisions]
     print_table(("of", "what", "decided", "because"), rows, title="decisions")
-    tried = [
+    candidates = [
         (row.member.size, "*" * candidate.chosen, show_count(candidate.parameters), candidate.verdict, candidate.layout)
         for row in view.members
         for candidate in row.member.tried
     ]
-    print_table(("size", "", "weights", "verdict", "layout"), tried, title="candidates")
+    print_table(("size", "", "weights", "verdict", "layout"), candidates, title="candidates")
 
 
 def _print_training(view: FamilyView) -> None:

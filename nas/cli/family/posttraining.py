@@ -32,7 +32,7 @@ from nas.cli.options import (
     ToolsOption,
 )
 from nas.cli.output import JsonFlag, asked_lines, print_answers, print_json, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.errors import InfrastructureFailed
 from nas.core.family import member_folder
 
@@ -57,7 +57,7 @@ def post(
 
     stages = read_model(recipe, PostTrainingRecipe)
     files = kept_options(files_of(member_folder(name, size)), None, pte, None)
-    with shown(f"preparing {name} {size}") as log:
+    with activity(f"preparing {name} {size}") as log:
         record = run_recipe(
             name, size, stages, recipe.resolve().parent, log, workers=workers, files=files, checkpoint_s=checkpoint
         )
@@ -112,7 +112,7 @@ def evaluate(
     from nas.train.posttrain.evaluate import evaluate_member, questions_of
     from nas.train.release.templates import DATE
 
-    with shown(f"evaluating {name} {size}") as log:
+    with activity(f"evaluating {name} {size}") as log:
         questions = questions_of(conversations, data, benchmark or (), context, limit, log)
         scores = evaluate_member(name, size, questions, quantisation or ["q4_0", "8da4w"], context, log, date or DATE)
     print_scores(scores, json, public=data is not None)

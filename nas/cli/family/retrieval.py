@@ -11,7 +11,7 @@ import typer
 from nas.cli.family.folders import LANGUAGE_MODEL, FolderOption, SettingsOption, print_training
 from nas.cli.options import CheckpointOption, OutputOption, SeedOption
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.durable import output_file, require_output
 from nas.core.logs import visible
 
@@ -42,7 +42,7 @@ def retrieval(
     from nas.train.retrieval.training import RetrievalSettings, train_retriever
 
     settings = RetrievalSettings() if config is None else read_model(config, RetrievalSettings)
-    with shown(f"preparing {output}") as log:
+    with activity(f"preparing {output}") as log:
         record = train_retriever(model, data, settings, output, log, checkpoint)
     details = {"objective": record.objective, "examples": f"{record.examples:,}"}
     print_training(
@@ -85,7 +85,7 @@ def scores(
     from nas.train.retrieval.teacher import write_scores
 
     require_output(output, reads=data)
-    with shown(f"reading {teacher}") as log:
+    with activity(f"reading {teacher}") as log:
         count = write_scores(teacher, data, output, log, documents=documents, index=index, seed=seed)
     print_fields((("file", output), ("queries", f"{count:,}")))
     say(f"next: nas family retrieval MODEL --data {shlex.quote(str(output))} -o FOLDER")
@@ -145,7 +145,7 @@ def pte(
     """Write a late-interaction model as a .pte file, for ExecuTorch: vectors of the tokens of a text, in float32."""
     from nas.train.retrieval.pte import write_pte_retriever
 
-    with output_file(output, reads=[model]) as file, shown(f"lowering {model}"):
+    with output_file(output, reads=[model]) as file, activity(f"lowering {model}"):
         size = write_pte_retriever(model, file)
     print_fields((("file", output), ("size", f"{size / 1e6:.1f} MB")))
 
@@ -170,7 +170,7 @@ def index(
     """
     from nas.train.retrieval.index import build_index
 
-    with shown(f"reading {model}") as log:
+    with activity(f"reading {model}") as log:
         record = build_index(model, documents, output, log)
     if json:
         print_json(record.model_dump(mode="json"))

@@ -11,7 +11,7 @@ import typer
 from nas.cli.family.folders import LANGUAGE_MODEL, FolderOption, SettingsOption, print_training
 from nas.cli.options import CheckpointOption
 from nas.cli.output import JsonFlag, print_fields, print_json
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def codec(
     from nas.train.towers.codec_training import CodecSettings, train_codec
 
     settings = CodecSettings() if config is None else read_model(config, CodecSettings)
-    with shown(f"preparing {output}") as log:
+    with activity(f"preparing {output}") as log:
         record = train_codec(sounds, settings, output, log, mimi, checkpoint)
     details = {"sound": f"{record.hours:.2f} h in {record.examples:,} files"}
     print_training(output, record, details, f"nas family audio MODEL --codec {shlex.quote(str(output))}", json=json)
@@ -221,7 +221,7 @@ def _train_tower(
     settings = settings_kind.of_stage(stage) if config is None else read_model(config, settings_kind)
     if stage not in (None, settings.stage):
         raise InvalidInput(f"{config} is for the stage {settings.stage}", where="--stage")
-    with shown(f"preparing {output}") as log:
+    with activity(f"preparing {output}") as log:
         record = train_tower(model, data, settings, output, log, encoder, checkpoint, codec, mimi)
     modality = settings.modality
     counts = f"{record.examples:,} about {modality.noun}s, {record.texts:,} without; {record.left_out:,} left out"

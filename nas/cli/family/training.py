@@ -12,7 +12,7 @@ import typer
 from nas.cli.family.members import peak_memory
 from nas.cli.options import FamilyArgument, PriceOption, ProcessesOption, RewritePteOption, SizeOption
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
-from nas.cli.progress import shown
+from nas.cli.progress import activity
 from nas.core.durable import output_file
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -108,7 +108,7 @@ def train(
         workers=workers,
         files=kept_options(files_of(folder), context, pte, pte_context, license),
     )
-    with shown(f"preparing {name} {size}") as log:
+    with activity(f"preparing {name} {size}") as log:
         record = train_member(name, size, request, log)
     if json:
         print_json(record.model_dump(mode="json"))
@@ -147,7 +147,7 @@ def tokenizer(
     """
     from nas.train.pretrain.tokenizer_training import train_tokenizer
 
-    with shown("reading the corpus") as log, output_file(output, reads=corpus or []) as file:
+    with activity("reading the corpus") as log, output_file(output, reads=corpus or []) as file:
         vocabulary = train_tokenizer(corpus or [], vocab, file, log)
     say(f"wrote {output}: {len(vocabulary.tokens):,} tokens, including {len(vocabulary.special)} special tokens")
 

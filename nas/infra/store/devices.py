@@ -123,8 +123,8 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
         )
         for device in sorted(devices, key=lambda device: device.id):
             _register(connection, agent, device, now)
-        gone = (device_table.c.agent == agent) & device_table.c.id.not_in(ids)
-        for device_id in hold_all(connection, gone):
+        rest = (device_table.c.agent == agent) & device_table.c.id.not_in(ids)
+        for device_id in hold_all(connection, rest):
             go_offline(connection, read(connection, device_id), now, f"agent {agent!r} does not serve it any more")
         return [read(connection, id) for id in ids]
 

@@ -242,11 +242,11 @@ def translated(url: URL) -> Iterator[None]:
         DatabaseUnusable: the file is damaged, may only be read, or cannot be opened.
         InvalidInput: the file is no database, or a value cannot be stored in this one.
     """
-    shown = url.render_as_string(hide_password=True)
+    safe_url = url.render_as_string(hide_password=True)
     try:
         yield
     except PoolTimeoutError as error:
-        raise InfrastructureFailed(f"database {shown}: all connections of this process are in use") from error
+        raise InfrastructureFailed(f"database {safe_url}: all connections of this process are in use") from error
     except (OperationalError, InternalError) as error:
         if (unusable := _unusable(url, error)) is not None:
             raise unusable from error
@@ -255,7 +255,7 @@ def translated(url: URL) -> Iterator[None]:
         # SQLite calls it an I/O error where the disk is too full for its write-ahead log.
         if message == "disk I/O error" and (file := sqlite_file(url)) and disk_usage(file.parent).free < _LEAST_FREE:
             message = f"the disk is full at {file.parent}; free some, for example with 'nas gc'"
-        raise kind(f"database {shown}: {message}") from error
+        raise kind(f"database {safe_url}: {message}") from error
     except DamagedValue as error:
         raise damaged(url, str(error)) from error
     except DataError as error:

@@ -311,8 +311,8 @@ def next_job(connection: Connection, device: DeviceRow, now: float) -> Row[Any] 
 
 def _clean(now: float) -> dict[str, Any]:
     """Returns the columns of a job that waits for its first attempt."""
-    ended: dict[str, Any] = {"blame": None, "reason": None, "message": None}
-    return {"state": JobState.QUEUED, "attempts": 0, "updated": now} | ended
+    outcome: dict[str, Any] = {"blame": None, "reason": None, "message": None}
+    return {"state": JobState.QUEUED, "attempts": 0, "updated": now} | outcome
 
 
 def add_attempt(connection: Connection, job: JobRow, kind: str, message: str, now: float) -> None:

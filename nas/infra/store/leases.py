@@ -27,7 +27,7 @@ from nas.infra.store.store import Store, retried
 LEASE_S = 30.0
 """Seconds a study lease lasts unless renewed; renew three times as often."""
 
-_ENDED = ("Z", "X")
+_END_STATES = ("Z", "X")
 _CURRENT = select(study_lease).where(study_lease.c.study == bindparam("of"))
 _LOCKED = select(study_table.c.id).where(study_table.c.id == bindparam("of")).with_for_update(key_share=True)
 
@@ -54,7 +54,7 @@ def has_died(holder: str) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     # A zombie has ended; another start time is that of a younger process with the same number.
-    return state in _ENDED or started != rest[0]
+    return state in _END_STATES or started != rest[0]
 
 
 def _process_ids() -> str:
@@ -104,10 +104,10 @@ def renew(store: Store, lease: StudyLease) -> StudyLease:
         StudyBusy: another process has taken the study.
     """
     of_study = (study_lease.c.study == lease.study) & (study_lease.c.epoch == lease.epoch)
-    ours = of_study & (study_lease.c.holder == lease.holder)
+    of_holder = of_study & (study_lease.c.holder == lease.holder)
     with store.write() as connection:
         renewed = replace(lease, expires=store.now() + LEASE_S)
-        if connection.execute(update(study_lease).where(ours).values(expires=renewed.expires)).rowcount != 1:
+        if connection.execute(update(study_lease).where(of_holder).values(expires=renewed.expires)).rowcount != 1:
             fence(connection, lease.study, lease)
         return renewed
 

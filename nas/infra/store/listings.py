@@ -180,8 +180,8 @@ def _summaries(store: Store, query: Select[Any]) -> list[StudySummary]:
         ids = [row.id for row in rows]
         trials = select(trial.c.study, func.count()).where(trial.c.study.in_(ids)).group_by(trial.c.study)
         counts = {id: count for id, count in connection.execute(trials)}
-    shown = conditions(store, [(row.id, row.name, row.state) for row in rows])
-    return [_study_summary(row, counts.get(row.id, 0), shown[row.id]) for row in rows]
+    states = conditions(store, [(row.id, row.name, row.state) for row in rows])
+    return [_study_summary(row, counts.get(row.id, 0), states[row.id]) for row in rows]
 
 
 def _study_summary(row: Row[Any], trials: int, condition: Condition) -> StudySummary:

@@ -21,7 +21,7 @@ from nas.infra.store.models import metadata
 REVISION = "0.2.1"
 """The newest of `migrations/versions`. Kept here so that opening a current database does not load Alembic."""
 
-OURS = frozenset({"study", "study_lease", "result_use"})
+OWN_TABLES = frozenset({"study", "study_lease", "result_use"})
 """Tables that only a database of hilnas has."""
 
 _OPTUNAS = {"studies", "study_directions", "version_info"}
@@ -53,11 +53,11 @@ def ensure_current(engine: Engine, clock: Clock, *, create: bool) -> None:
         if revision == REVISION:
             return
         if revision is None and not create:
-            raise InvalidInput(f"no hilnas tables in {_shown(connection)}")
+            raise InvalidInput(f"no hilnas tables in {_safe_url(connection)}")
         if revision is not None and connection.execute(text("SELECT 1 FROM study LIMIT 1")).first():
             copy = "which keeps a copy first" if sqlite_file(engine.url) else "after a copy by pg_dump"
             raise InvalidInput(
-                f"{_shown(connection)} is of an older hilnas (revision {revision}, now {REVISION}); "
+                f"{_safe_url(connection)} is of an older hilnas (revision {revision}, now {REVISION}); "
                 f"run 'nas db upgrade', {copy}"
             )
     upgrade(engine.url.render_as_string(hide_password=False), clock=clock)
@@ -101,13 +101,13 @@ def _revision(connection: Connection) -> str | None:
     revision = (
         connection.scalar(text("SELECT version_num FROM alembic_version")) if "alembic_version" in tables else None
     )
-    if revision is None or not set(tables) >= OURS:
+    if revision is None or not set(tables) >= OWN_TABLES:
         owner = "Optuna" if set(tables) >= _OPTUNAS else "something else than hilnas"
-        raise InvalidInput(f"{_shown(connection)} holds tables of {owner}; name another database with --db")
+        raise InvalidInput(f"{_safe_url(connection)} holds tables of {owner}; name another database with --db")
     if revision != REVISION and revision not in _known_revisions():
         raise InvalidInput(
-            f"{_shown(connection)} is of a newer hilnas, or of one before 0.2.0 (revision {revision}; this one reads "
-            f"up to {REVISION}); install that hilnas, or name another database with --db"
+            f"{_safe_url(connection)} is of a newer hilnas, or of one before 0.2.0 (revision {revision}; this one "
+            f"reads up to {REVISION}); install that hilnas, or name another database with --db"
         )
     return str(revision)
 
@@ -149,5 +149,5 @@ def _backup(path: Path, suffix: str) -> Path:
     return copy
 
 
-def _shown(connection: Connection) -> str:
+def _safe_url(connection: Connection) -> str:
     return connection.engine.url.render_as_string(hide_password=True)

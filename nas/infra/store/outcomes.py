@@ -135,10 +135,10 @@ def expire(store: Store, *, agent: str | None = None) -> list[str]:
         if agent is not None:
             lost &= job_table.c.device.in_(select(device_table.c.id).where(device_table.c.agent == agent))
         silent = devices.silent(now)
-        gone = list(connection.execute(select(job_table.c.id, job_table.c.device).where(lost).order_by(job_table.c.id)))
+        rows = list(connection.execute(select(job_table.c.id, job_table.c.device).where(lost).order_by(job_table.c.id)))
         quiet = connection.scalar(select(exists().where(silent)))
     # In this order: a device whose lease ends becomes idle, if it is not silent.
-    expired = [id for id, device in gone if _take_back(store, id, device)]
+    expired = [id for id, device in rows if _take_back(store, id, device)]
     if quiet:
         _put_offline(store, silent)
     return expired

@@ -125,18 +125,18 @@ def conditions(store: Store, rows: Sequence[tuple[int, str, StudyState]]) -> dic
     now = store.now()
     with store.read() as connection:
         # A process renews its lease three times before it expires, and lets it expire only when it ends.
-        gone = leases.expired(connection, [id for id, _, state in rows if state in _AT_WORK], now)
-        # One that ended after `found` was read gave its lease back, too.
-        still = select(study.c.id).where(study.c.id.in_(gone), study.c.state.in_(_AT_WORK))
-        gone = {id: gone[id] for id in connection.scalars(still)}
+        expiries = leases.expired(connection, [id for id, _, state in rows if state in _AT_WORK], now)
+        # One that ended after `expiries` was read gave its lease back, too.
+        still = select(study.c.id).where(study.c.id.in_(expiries), study.c.state.in_(_AT_WORK))
+        expiries = {id: expiries[id] for id in connection.scalars(still)}
         reasons = _reasons(connection, [id for id, _, state in rows if state is StudyState.FAILED])
-    return {id: _condition(name, state, gone.get(id), reasons.get(id)) for id, name, state in rows}
+    return {id: _condition(name, state, expiries.get(id), reasons.get(id)) for id, name, state in rows}
 
 
-def _condition(name: str, state: StudyState, gone: float | None, reason: str | None) -> Condition:
+def _condition(name: str, state: StudyState, expiry: float | None, reason: str | None) -> Condition:
     resume = f"nas launch --study {name} --resume"
-    if gone is not None:
-        at = datetime.fromtimestamp(gone, UTC).isoformat(sep=" ", timespec="seconds")
+    if expiry is not None:
+        at = datetime.fromtimestamp(expiry, UTC).isoformat(sep=" ", timespec="seconds")
         return Condition(INTERRUPTED, f"its process is gone; it held the study until {at}", resume)
     if state is StudyState.FAILED:
         return Condition(state.value, reason or "the version of hilnas that ran it stored no reason", resume)

@@ -92,9 +92,9 @@ class _Farm(Collector):
         for device, granted in pages.leases_granted(store).items():
             leases.add_metric((device,), granted)
         yield leases
-        seen = {agent.name: agent.last_seen for agent in agents.all(store) if agent.last_seen is not None}
+        times = {agent.name: agent.last_seen for agent in agents.all(store) if agent.last_seen is not None}
         name = "hilnas_agent_last_seen_timestamp_seconds"
-        yield _gauge(name, "Time of an agent's last request.", ("agent",), seen)
+        yield _gauge(name, "Time of an agent's last request.", ("agent",), times)
         yield _gauge("hilnas_build_info", "Version of hilnas, always 1.", ("version",), {version("hilnas"): 1})
 
     def describe(self) -> Iterator[Metric]:

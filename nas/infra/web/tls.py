@@ -264,15 +264,15 @@ def url_of(listening: socket.socket, host: str, more: Sequence[str] = ()) -> str
     """
     bound, port = listening.getsockname()[:2]
     if more:
-        shown = more[0]
+        name = more[0]
     elif is_wildcard(bound):
         only_6 = listening.family == socket.AF_INET6 and listening.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
         version = 4 if listening.family == socket.AF_INET else 6 if only_6 else None
         usable = [address for address in own_addresses(version) if address not in _LOOPBACK]
-        shown = next(iter(usable), "localhost")
+        name = next(iter(usable), "localhost")
     else:
-        shown = host
-    return f"https://[{shown}]:{port}" if ":" in shown else f"https://{shown}:{port}"
+        name = host
+    return f"https://[{name}]:{port}" if ":" in name else f"https://{name}:{port}"
 
 
 def is_wildcard(host: str) -> bool:
@@ -291,8 +291,8 @@ def own_addresses(version: int | None = None) -> list[str]:
     """
     every = {card.address for cards in psutil.net_if_addrs().values() for card in cards if card.family in _FAMILIES}
     parsed = [ipaddress.ip_address(address) for address in every if "%" not in address]
-    shown = [ip for ip in parsed if not ip.is_link_local and version in (None, ip.version)]
-    return [str(ip) for ip in sorted(shown, key=lambda ip: (ip.version, int(ip)))]
+    addresses = [ip for ip in parsed if not ip.is_link_local and version in (None, ip.version)]
+    return [str(ip) for ip in sorted(addresses, key=lambda ip: (ip.version, int(ip)))]
 
 
 def _server_context() -> ssl.SSLContext:

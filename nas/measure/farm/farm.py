@@ -217,7 +217,7 @@ class LocalAgent:
 
     def _run_once(self) -> float:
         """Runs the agent until it ends or this process stops it; returns the seconds it lived."""
-        begun = time.monotonic()
+        start = time.monotonic()
         # Its stdin is never written to: it closes when this process ends, in whatever way.
         with (
             self.log.open("ab") as log,
@@ -227,7 +227,7 @@ class LocalAgent:
             while process.poll() is None:
                 if self._stopping.wait(_POLL_CHILD_S):
                     _end(process)
-        return time.monotonic() - begun
+        return time.monotonic() - start
 
 
 @contextmanager

@@ -92,10 +92,10 @@ class JobNotifier:
             self._count += 1
             self._condition.notify_all()
 
-    def wait(self, seen: int, seconds: float) -> int:
-        """Waits until `count` differs from `seen`, or for `seconds`; returns `count`."""
+    def wait(self, last_count: int, seconds: float) -> int:
+        """Waits until `count` differs from `last_count`, or for `seconds`; returns `count`."""
         with self._condition:
-            self._condition.wait_for(lambda: self._count != seen, seconds)
+            self._condition.wait_for(lambda: self._count != last_count, seconds)
             return self._count
 
     @property
@@ -184,12 +184,12 @@ class DeviceJobs:
             row = self._queue(key, number, device, round_, trial)
             self._notifier.notify()
             try:
-                ended = await self._ended(row)
+                job = await self._wait_for_end(row)
             except (asyncio.CancelledError, InfrastructureFailed):
                 jobs.cancel(self._store, [row.id])
                 raise
-            if ended is not None and ended.state is not JobState.CANCELLED:
-                return _result(ended)
+            if job is not None and job.state is not JobState.CANCELLED:
+                return _result(job)
             # Another study that shared the round cancelled it, or was deleted: queue it again.
 
     def _queue(self, key: str, number: int, device: str, round_: Round, trial: int | None) -> JobRow:
@@ -202,48 +202,48 @@ class DeviceJobs:
                 jobs.retry(self._store, row.id)
         return row
 
-    async def _ended(self, job: JobRow) -> JobRow | None:
-        begun, interruptions = self._store.now(), Interruptions(self._store.clock)
+    async def _wait_for_end(self, job: JobRow) -> JobRow | None:
+        start, interruptions = self._store.now(), Interruptions(self._store.clock)
         while True:
             if interruptions.happened():
-                begun = self._store.now()
-            seen = self._notifier.count
+                start = self._store.now()
+            count = self._notifier.count
             row = jobs.get(self._store, job.id)
             if row is None or row.state not in jobs.LIVE:
                 return row
             self._check()
             if row.state is JobState.QUEUED:
-                self._require_served(row, begun)
-                self._tell(row, begun)
+                self._require_served(row, start)
+                self._tell(row, start)
             else:
-                self._require_watched(row, begun)
-            await asyncio.to_thread(self._notifier.wait, seen, _CHECK_S)
+                self._require_watched(row, start)
+            await asyncio.to_thread(self._notifier.wait, count, _CHECK_S)
 
-    def _require_served(self, job: JobRow, begun: float) -> None:
+    def _require_served(self, job: JobRow, start: float) -> None:
         device = devices.get(self._store, job.device)
         if device.health in _CLOSED[job.kind] and not self._may_recover(device):
             raise InfrastructureFailed(f"device {device.id} takes no jobs: {device.health}, {device.health_reason}")
-        drained_s = self._store.now() - max(device.state_since, begun)
+        drained_s = self._store.now() - max(device.state_since, start)
         if device.state is DeviceState.DRAINING and drained_s > LIMITS[DeviceState.DRAINING]:
             raise InfrastructureFailed(f"device {device.id} is drained: it takes no jobs until it is released")
-        silence = self._store.now() - max(device.last_seen, begun)
+        silence = self._store.now() - max(device.last_seen, start)
         if silence > OFFLINE_S:
             raise InfrastructureFailed(
                 f"device {device.id} is offline: nothing was heard from its agent {device.agent!r} for {silence:.0f} s"
             )
 
-    def _tell(self, job: JobRow, begun: float) -> None:
+    def _tell(self, job: JobRow, start: float) -> None:
         """Logs once what a job waits for, unless it waits for its own study's."""
-        if self._store.now() - begun < _QUIET_S:
+        if self._store.now() - start < _QUIET_S:
             return
         reason = _obstacle(self._store, job)
         if reason is not None and reason != self._reasons.get(job.device):
             log.warning("waiting for %s: %s", job.device, reason)
             self._reasons[job.device] = reason
 
-    def _require_watched(self, job: JobRow, begun: float) -> None:
+    def _require_watched(self, job: JobRow, start: float) -> None:
         now = self._store.now()
-        over_s = now - max(job.lease_until or now, begun)
+        over_s = now - max(job.lease_until or now, start)
         if over_s > OFFLINE_S:
             raise InfrastructureFailed(
                 f"device {job.device} was leased until {over_s:.0f} s ago and no coordinator takes that back: "
@@ -265,13 +265,13 @@ class Interruptions:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._seen = clock.now(), clock.monotonic()
+        self._times = clock.now(), clock.monotonic()
 
     def happened(self) -> bool:
         """Returns whether there was an interruption since the last call."""
         now = self._clock.now(), self._clock.monotonic()
-        wall, real = now[0] - self._seen[0], now[1] - self._seen[1]
-        self._seen = now
+        wall, real = now[0] - self._times[0], now[1] - self._times[1]
+        self._times = now
         return abs(wall - real) > _CLOCK_STEP_S or real > jobs.LEASE_S / 2
 
 
@@ -301,7 +301,7 @@ class LeaseMonitor:
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        seen, expire_at, interruptions = self.notifier.count, 0.0, Interruptions(self._store.clock)
+        count, expire_at, interruptions = self.notifier.count, 0.0, Interruptions(self._store.clock)
         while not self._stop.wait(_PAUSE_S):
             try:
                 if interruptions.happened():  # agents could not renew their leases meanwhile
@@ -315,7 +315,7 @@ class LeaseMonitor:
                 log.warning("the job table cannot be read: %s", error)
             except (OSError, ValueError):  # a row that another version wrote; no other thread takes leases back
                 log.exception("the job table cannot be read")
-            seen = self.notifier.wait(seen, _POLL_S)
+            count = self.notifier.wait(count, _POLL_S)
 
 
 def _obstacle(store: Store, job: JobRow) -> str | None:

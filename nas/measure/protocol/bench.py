@@ -121,9 +121,9 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
     workloads = {"bench": options.workload}
     calibrator = Calibrator(farm, jobs, options.protocol, scratch, log, workloads, weights_of(options.subject))
     target = await calibrator.target(options.device, spec, None)
-    begun = time.monotonic()
+    start = time.monotonic()
     artifact = _artifact(options, spec, target.runtime, farm.store, scratch)
-    exported = time.monotonic() - begun
+    exported = time.monotonic() - start
     requested = options.workload
     what = f"{requested.prompt} tokens in, {requested.gen} out, {requested.threads} thread(s)"
     workload = target.device.pinned(options.workload)
@@ -135,7 +135,7 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
     key = content_hash({"bench": artifact.sha256, "at": time.time()})
     reference = target.references[workload]
     measurement = await measure(subject, reference, jobs, key, None, options.repetitions, options.protocol)
-    seconds = {"export": exported, "measure": time.monotonic() - begun - exported}
+    seconds = {"export": exported, "measure": time.monotonic() - start - exported}
     return {**_report(options, target, artifact, measurement, seconds), **profile}
 
 

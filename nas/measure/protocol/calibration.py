@@ -124,7 +124,7 @@ class PreparedDevice:
         """
         now = self.conditions
         changes = [
-            f"{_CONDITIONS[name]} {_shown(began[name])}, which is {_shown(now[name])} now"
+            f"{_CONDITIONS[name]} {_condition_text(began[name])}, which is {_condition_text(now[name])} now"
             for name in _CONDITIONS
             if began[name] != now[name]
         ]
@@ -353,7 +353,7 @@ def known_runtime(spec: RuntimeSpace) -> Runtime:
     return runtime
 
 
-def _shown(value: Any) -> str:
+def _condition_text(value: Any) -> str:
     """Formats a condition: hashes are shortened, None is "none"."""
     if isinstance(value, dict):
         return ", ".join(f"{name}: {show_cores(cores) or 'any'}" for name, cores in value.items())

@@ -157,8 +157,8 @@ def summarise(
     figures |= media_figures(samples, figures["ttft"], workload)
     reading, tokens = figures["encoding" if workload.encodes else "ttft"], float(workload.prompt)
     media_tokens = [figures[name] for name in ("image_tokens", "sound_tokens") if name in figures]
-    if media_tokens and (seen := media_tokens[0]).value is not None:
-        reading, tokens = figures["prompt_reading"], tokens + seen.value
+    if media_tokens and (figure := media_tokens[0]).value is not None:
+        reading, tokens = figures["prompt_reading"], tokens + figure.value
     figures |= {
         "prefill_tps": rate(reading, tokens, "tok/s"),
         "load": repetition_figure([sample.load_ms for sample in samples], "ms"),
@@ -191,15 +191,15 @@ def media_figures(samples: Sequence[Sample], ttft: Figure, workload: Workload) -
         return {}
     kind = workload.media.removesuffix("s")
     names = (*MEDIA_STEPS[workload.media], f"{kind}_encoding", "prompt_reading")
-    seen = [media for sample in samples if (media := sample.media) is not None]
-    if len(seen) < len(samples) or not samples or ttft.value is None:
+    media_uses = [media for sample in samples if (media := sample.media) is not None]
+    if len(media_uses) < len(samples) or not samples or ttft.value is None:
         none = "no valid repetition" if not samples else "the model reads text alone: its layout has no `tower=`"
         missing = dict.fromkeys(names, Figure(value=None, unit="ms", reason=none))
         others = (f"{kind}_tokens", *(["sound_factor"] if kind == "sound" else []))
         return missing | dict.fromkeys(others, Figure(value=None, unit="", reason=none))
     clock = clock_of(samples, workload.threads)
     passes: list[tuple[float, ...]] = []
-    for sample, media in zip(samples, seen, strict=True):
+    for sample, media in zip(samples, media_uses, strict=True):
         steps = media.cpu_ns if clock == "cpu" else media.wall_ns
         for parts, prompt in zip(steps, run_times(sample, clock).prompts, strict=False):
             steps_of_pass = [min(1.0, part / (1e6 * prompt)) for part in parts]
@@ -207,7 +207,7 @@ def media_figures(samples: Sequence[Sample], ttft: Figure, workload: Workload) -
             passes.append((*steps_of_pass, encoding, 1 - encoding))
     shares = {name: statistics.median(column) for name, column in zip(names, zip(*passes, strict=True), strict=True)}
     figures = {name: _share(ttft, share) for name, share in shares.items()}
-    figures[f"{kind}_tokens"] = Figure(value=float(seen[0].tokens), n=1, unit="")
+    figures[f"{kind}_tokens"] = Figure(value=float(media_uses[0].tokens), n=1, unit="")
     if kind == "sound":
         factor = _share(figures["sound_encoding"], 1 / (1000 * workload.count * workload.seconds))
         figures["sound_factor"] = factor.model_copy(update={"unit": ""})

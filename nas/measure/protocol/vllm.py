@@ -73,12 +73,12 @@ class Endpoint:
     Args:
         url: its address; of one on a socket, only for messages.
         socket: path of its Unix socket; None: it is reached by `url`.
-        ended: the reason if it was started here and has ended.
+        end_reason: returns why it ended; None while it runs, or if it was not started here.
     """
 
     url: str
     socket: str | None = None
-    ended: Callable[[], str | None] = lambda: None
+    end_reason: Callable[[], str | None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,10 @@ def measure_server(endpoint: Endpoint, load: Load, model: str | None, log: Log) 
 async def _measure(endpoint: Endpoint, load: Load, model: str | None, log: Log) -> Json:
     seed = secrets.randbits(32)  # the same prompts again would be in the cache of a server that still runs
     random = np.random.default_rng(seed)
-    begun = time.monotonic()
+    start = time.monotonic()
     async with _client(endpoint) as http:
         await _wait_until_ready(http, endpoint, load.ready_s)
-        ready_s = time.monotonic() - begun
+        ready_s = time.monotonic() - start
         name, longest = await _served(http, endpoint, model)
         if longest is not None and load.prompt + load.gen > longest:
             message = f"{load.prompt} + {load.gen} tokens, and the server reads at most {longest}"
@@ -260,8 +260,8 @@ async def _wait_until_ready(http: httpx.AsyncClient, endpoint: Endpoint, timeout
                 raise InvalidInput(f"{endpoint.url}: {why}")
         except InfrastructureFailed as error:
             why = str(error)
-        if (ended := endpoint.ended()) is not None:
-            raise InfrastructureFailed(ended)
+        if (reason := endpoint.end_reason()) is not None:
+            raise InfrastructureFailed(reason)
         if time.monotonic() > end:
             raise InfrastructureFailed(f"{endpoint.url} is not ready after {timeout_s:g} s: {why}")
         await asyncio.sleep(_POLL_S)
@@ -387,7 +387,7 @@ async def _wave(
         last = max((stream.reads[-1][0] for stream in streams if stream.reads), default=0)
         when = f", the last data {(time.perf_counter_ns() - last) / 1e9:.1f} s ago" if last else ""
         message = f"{batch} request(s) did not end within {load.deadline_s:g} s: {came} had begun to answer{when}"
-        raise InfrastructureFailed(endpoint.ended() or message) from None
+        raise InfrastructureFailed(endpoint.end_reason() or message) from None
     except ExceptionGroup as errors:
         first = errors.exceptions[0]
         if isinstance(first, NasError):
@@ -434,7 +434,7 @@ async def _ask(http: httpx.AsyncClient, endpoint: Endpoint, body: bytes, stream:
 async def _end(endpoint: Endpoint) -> str | None:
     """Returns why a server ended that was started here; its connections break some moments before it is gone."""
     end = time.monotonic() + (_SETTLE_S if endpoint.socket else 0.0)
-    while (reason := endpoint.ended()) is None and time.monotonic() < end:
+    while (reason := endpoint.end_reason()) is None and time.monotonic() < end:
         await asyncio.sleep(_POLL_S)
     return reason
 
@@ -581,12 +581,12 @@ def started_server(folder: Path, load: Load, program: str, *, dummy: bool) -> It
             cancelled=stop.is_set,
         )
         try:
-            yield Endpoint("vllm", socket, lambda: _ended(process))
+            yield Endpoint("vllm", socket, lambda: _end_reason(process))
         finally:
             stop.set()
 
 
-def _ended(process: Future[CommandResult]) -> str | None:
+def _end_reason(process: Future[CommandResult]) -> str | None:
     if not process.done():
         return None
     try:

@@ -133,7 +133,7 @@ class AttentionKind(BlockKind):
         base = float(block.get("rope_theta") or 0.0)
         if not base:
             return block
-        if tokens := dict(block.given).get("rope_tokens"):
+        if tokens := dict(block.args).get("rope_tokens"):
             block = block.replace(rope_tokens=max(1, round(tokens * length / context)))
         return block.replace(rope_theta=float(f"{base ** (math.log(length) / math.log(context)):.3g}"))
 
@@ -176,9 +176,9 @@ def attention_count(block: Block, d_model: int, *, own_kv: bool = True) -> Count
     return Count(weights, weights)
 
 
-def attention_flops(block: Block, seen: int) -> float:
-    """Returns multiply-adds x 2 of one token's scores and weighted sum over `seen` tokens; the block is resolved."""
-    return 4.0 * block.int("heads") * block.int("head_dim") * seen
+def attention_flops(block: Block, tokens: int) -> float:
+    """Returns multiply-adds x 2 of one token's scores and weighted sum over so many tokens; the block is resolved."""
+    return 4.0 * block.int("heads") * block.int("head_dim") * tokens
 
 
 def cache_bytes(block: Block, tokens: int, element: float) -> float:

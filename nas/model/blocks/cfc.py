@@ -44,7 +44,7 @@ class ClosedFormContinuous(ConvolvedKind):
         scaled = {
             name: max(1, round(block.int(name) * to / d_model))
             for name in ("state", "units")
-            if name in dict(block.given)
+            if name in dict(block.args)
         }
         return block.replace(**scaled).canonical(to) if scaled else block
 

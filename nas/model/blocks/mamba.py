@@ -52,7 +52,7 @@ class Mamba(ConvolvedKind):
 
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
         """States stay: they belong to a channel. A rank that is given scales with the width."""
-        if "rank" not in dict(block.given):
+        if "rank" not in dict(block.args):
             return block
         return block.replace(rank=max(1, round(block.int("rank") * to / d_model))).canonical(to)
 

@@ -88,7 +88,7 @@ class Mamba2(ConvolvedKind):
 
     def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
         """Heads that follow from the width do so there too; given ones scale as in proxies."""
-        return self.narrow(block, d_model, to) if {"heads", "inner"} & set(dict(block.given)) else block
+        return self.narrow(block, d_model, to) if {"heads", "inner"} & set(dict(block.args)) else block
 
 
 def inner_width(block: Block, d_model: int) -> int:

@@ -67,8 +67,8 @@ class MultiHeadLatentAttention(AttentionKind):
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
         full = block.resolve(d_model)
-        seen = 2.0 * full.int("heads") * (2 * full.int("latent") + full.int("rope_dim")) * context
-        return 2.0 * self.count(block, d_model).active + seen
+        attention = 2.0 * full.int("heads") * (2 * full.int("latent") + full.int("rope_dim")) * context
+        return 2.0 * self.count(block, d_model).active + attention
 
     def kv_bytes(self, block: Block, d_model: int, context: int, element: float) -> float:
         full = block.resolve(d_model)

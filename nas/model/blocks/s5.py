@@ -40,7 +40,7 @@ class SharedStateSpace(ConvolvedKind):
 
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
         """States are as wide as channels are: they scale with the width."""
-        if "state" not in dict(block.given):
+        if "state" not in dict(block.args):
             return block
         return block.replace(state=max(1, round(block.int("state") * to / d_model))).canonical(to)
 

@@ -40,8 +40,8 @@ class SlidingWindowAttention(AttentionKind):
         return Count(weights, weights)
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
-        seen = min(context, block.int("window"))
-        return 2.0 * self.count(block, d_model).active + attention_flops(block.resolve(d_model), seen)
+        tokens = min(context, block.int("window"))
+        return 2.0 * self.count(block, d_model).active + attention_flops(block.resolve(d_model), tokens)
 
     def kv_bytes(self, block: Block, d_model: int, context: int, element: float) -> float:
         return cache_bytes(block.resolve(d_model), min(context, block.int("window")), element)

@@ -121,8 +121,8 @@ class Attention(Mixer):
         at = past if padding is None else padding.positions[:, None, -heads.shape[2] :]
         divisors: Tensor | tuple[float, ...] = self.rope_divisors
         if self.rope_tokens:
-            seen = past + heads.shape[2] if isinstance(at, int) else int(at.max()) + 1
-            divisors = (self.rope_long if seen > self.rope_tokens else self.rope_short).weight
+            total = past + heads.shape[2] if isinstance(at, int) else int(at.max()) + 1
+            divisors = (self.rope_long if total > self.rope_tokens else self.rope_short).weight
         turned = rotate(heads[..., : self.rope_dim], at, self.rope_theta, divisors)
         return turned if self.rope_dim == self.head_dim else torch.cat([turned, heads[..., self.rope_dim :]], -1)
 
@@ -235,20 +235,20 @@ def _places(d: int, m: int) -> Tensor:
 
 
 def visible(
-    length: int, seen: int, device: torch.device, window: int | None = None, padding: Padding | None = None
+    length: int, total: int, device: torch.device, window: int | None = None, padding: Padding | None = None
 ) -> Tensor:
     """Returns which of S positions each of the last T sees: bool [T, S], or [B, 1, T, S] of padded rows.
 
     A token of a padded row sees itself even where it is padding: a softmax over nothing is not a number.
     """
-    causal = torch.ones(length, seen, dtype=torch.bool, device=device).tril(seen - length)
+    causal = torch.ones(length, total, dtype=torch.bool, device=device).tril(total - length)
     if padding is None:
-        return causal if window is None else causal.triu(seen - length - window + 1)
-    mask = causal & padding.text[:, None, None, -seen:]
+        return causal if window is None else causal.triu(total - length - window + 1)
+    mask = causal & padding.text[:, None, None, -total:]
     if window is not None:
-        at = padding.positions[:, None, -seen:]
+        at = padding.positions[:, None, -total:]
         mask = mask & (at[..., -length:, None] - at[..., None, :] < window)
-    return mask | causal.triu(seen - length)
+    return mask | causal.triu(total - length)
 
 
 def rotate(x: Tensor, at: int | Tensor, theta: float, divisors: Tensor | tuple[float, ...] = ()) -> Tensor:

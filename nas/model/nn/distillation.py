@@ -47,8 +47,8 @@ def decoupled_top_k(logits: Tensor, teacher: TopK, tau: float, direction: Direct
         Nats, [...]; never negative but for rounding.
     """
     top = logits.gather(-1, teacher.ids)
-    theirs, ours = (teacher.log_p / tau).log_softmax(-1), (top / tau).log_softmax(-1)
-    p, q = (theirs, ours) if direction == "forward" else (ours, theirs)
+    teacher_log_p, student_log_p = (teacher.log_p / tau).log_softmax(-1), (top / tau).log_softmax(-1)
+    p, q = (teacher_log_p, student_log_p) if direction == "forward" else (student_log_p, teacher_log_p)
     conditional = (p.exp() * (p - q)).sum(-1)
     if top.shape == logits.shape:  # nothing is outside: ordinary distillation at temperature tau
         return tau**2 * conditional

@@ -69,14 +69,14 @@ def attend(
     Scores are multiplied by `scale`, by default 1 / sqrt(d), and bounded by `softcap` unless that is 0; values
     [B, KV, S, v] may be of another size.
     """
-    length, seen = q.shape[2], keys.shape[2]
-    mask = _text(length, seen, q.device, padding) if not causal else None
+    length, total = q.shape[2], keys.shape[2]
+    mask = _text(length, total, q.device, padding) if not causal else None
     if softcap:
-        mask = visible(length, seen, q.device, padding=padding) if mask is None else mask
+        mask = visible(length, total, q.device, padding=padding) if mask is None else mask
         return attend_bounded(q, keys, values, mask, softcap)
-    masked = padding is not None or 1 < length < seen or not causal
+    masked = padding is not None or 1 < length < total or not causal
     if masked and mask is None:
-        mask = visible(length, seen, q.device, padding=padding)
+        mask = visible(length, total, q.device, padding=padding)
     return F.scaled_dot_product_attention(
         q,
         keys,
@@ -88,10 +88,10 @@ def attend(
     )
 
 
-def _text(length: int, seen: int, device: torch.device, padding: Padding | None) -> Tensor:
+def _text(length: int, total: int, device: torch.device, padding: Padding | None) -> Tensor:
     """Returns which of S positions are text, for each of the last T, [1, T, S] or [B, 1, T, S]."""
     if padding is None:
-        return torch.ones(1, length, seen, dtype=torch.bool, device=device)
+        return torch.ones(1, length, total, dtype=torch.bool, device=device)
     return padding.text[:, None, None, :].expand(-1, 1, length, -1)
 
 

@@ -51,9 +51,9 @@ class ScoredText:
     def with_windows_of(self, other: ScoredText) -> ScoredText:
         """Returns both texts as one, whose groups differ."""
         ids = torch.cat([self.ids, other.ids])
-        ours = {name: F.pad(where, (0, 0, 0, len(other.ids))) for name, where in self.groups.items()}
-        theirs = {name: F.pad(where, (0, 0, len(self.ids), 0)) for name, where in other.groups.items()}
-        return ScoredText(ids, ours | theirs)
+        groups = {name: F.pad(where, (0, 0, 0, len(other.ids))) for name, where in self.groups.items()}
+        other_groups = {name: F.pad(where, (0, 0, len(self.ids), 0)) for name, where in other.groups.items()}
+        return ScoredText(ids, groups | other_groups)
 
     def passes(self, vocab: int) -> Iterator[Tensor]:
         """Yields the ids in order, as many windows together as a model of so large a vocabulary should evaluate."""

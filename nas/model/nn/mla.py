@@ -139,7 +139,7 @@ def reference_mla(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
         mixed = []
         for head, q in enumerate(queries.view(heads, size)):
             query = torch.cat([q[:nope], turned(q[nope:], t)])
-            scores = torch.stack([query @ seen[head] for seen in keys]) / math.sqrt(size)
-            mixed.append(sum(share * seen[head] for share, seen in zip(scores.softmax(0), values, strict=True)))
+            scores = torch.stack([query @ key[head] for key in keys]) / math.sqrt(size)
+            mixed.append(sum(share * value[head] for share, value in zip(scores.softmax(0), values, strict=True)))
         out.append(weights["o.weight"] @ torch.cat([one for one in mixed if isinstance(one, Tensor)]))
     return torch.stack(out)

@@ -67,9 +67,9 @@ class Model(nn.Module):
             from nas.model.nn.tower import open_tower
 
             self.tower = open_tower(layout.tower, layout.d_model, seed or 0)
-        self._own = [str(i if layer.share is None else layer.share) for i, layer in enumerate(layout.layers)]
+        self._layer_names = [str(i if layer.share is None else layer.share) for i, layer in enumerate(layout.layers)]
         self._sources = [
-            [layout.cache_source(depth, j) for j in range(len(layout.own(depth).mixers))]
+            [layout.cache_source(depth, j) for j in range(len(layout.layer_at(depth).mixers))]
             for depth in range(layout.depth)
         ]
         if seed is not None:
@@ -111,9 +111,9 @@ class Model(nn.Module):
 
     def answers(self, numbers: Tensor, tokens: Tensor) -> Tensor:
         """Logits [B, T, V] of token ids [B, T] behind what a task shows, int64 [B, R, C]; the layout has a tower."""
-        seen = self.tower(numbers)
-        features = self.features(torch.cat([seen, self.embed(tokens)], 1))
-        return self.logits(features[:, seen.shape[1] :])
+        prefix = self.tower(numbers)
+        features = self.features(torch.cat([prefix, self.embed(tokens)], 1))
+        return self.logits(features[:, prefix.shape[1] :])
 
     def logits(self, features: Tensor) -> Tensor:
         """Applies the output head: [..., D] -> [..., V]."""
@@ -154,6 +154,6 @@ class Model(nn.Module):
         for depth, sources in enumerate(self._sources):
             earlier = state[depth] if state else [None] * len(sources)
             before = [after[source[0]][source[1]] if source else s for source, s in zip(sources, earlier, strict=True)]
-            x, new = self.layers[self._own[depth]](x, before, packed, padding)
+            x, new = self.layers[self._layer_names[depth]](x, before, packed, padding)
             after.append([() if source else s for source, s in zip(sources, new, strict=True)])
         return self.norm(x), after

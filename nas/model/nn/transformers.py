@@ -53,23 +53,23 @@ _LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
 
 @dataclass(frozen=True, slots=True)
 class TensorName:
-    """One tensor of theirs and what it is made of.
+    """A tensor of transformers' checkpoint, and those of our model that it holds.
 
     Args:
-        ours: our tensors, joined along `axis` where there are several.
-        theirs: transformers' name; "": they have none.
-        tap_axis: whether theirs has a middle axis of length 1, as Conv1d's weights do.
+        keys: of our tensors, joined along `axis` where there are several.
+        upstream: transformers' name; "": it has no such tensor.
+        tap_axis: whether upstream's has a middle axis of length 1, as Conv1d's weights do.
         axis: along which several tensors are joined.
-        sizes: of each of ours along it; none: they are equal.
-        order: row r of each head of ours is row order[r] of theirs; (): rows are in the same order.
-        order_axis: of theirs along which the rows are: 1 where they are columns.
-        plus: what is added to theirs, of norms that multiply by 1 + w.
-        centred: axis of theirs along which its mean is subtracted; None: it is not.
-        transposed: heads of the first of ours, each of which is transposed; 0: they are not.
+        sizes: of each of our tensors along `axis`; (): they are equal.
+        order: row r of each of our heads is row order[r] upstream; (): rows are in the same order.
+        order_axis: of upstream's tensor along which the rows are: 1 where they are columns.
+        plus: what is added to upstream's, of norms that multiply by 1 + w.
+        centred: axis of upstream's along which its mean is subtracted; None: it is not.
+        transposed: heads of our first tensor, each of which is transposed; 0: they are not.
     """
 
-    ours: tuple[str, ...]
-    theirs: str
+    keys: tuple[str, ...]
+    upstream: str
     tap_axis: bool = False
     axis: int = 1
     sizes: tuple[int, ...] = ()
@@ -79,52 +79,52 @@ class TensorName:
     centred: int | None = None
     transposed: int = 0
 
-    def under(self, ours: str, theirs: str) -> TensorName:
-        """Returns the name with prefixes on both sides."""
-        named = f"{theirs}.{self.theirs}" if self.theirs else ""
-        return replace(self, ours=tuple(f"{ours}.{name}" for name in self.ours), theirs=named)
+    def under(self, prefix: str, upstream: str) -> TensorName:
+        """Returns the name behind prefixes: of our keys, and of transformers' name."""
+        keys = tuple(f"{prefix}.{key}" for key in self.keys)
+        return replace(self, keys=keys, upstream=f"{upstream}.{self.upstream}" if self.upstream else "")
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Returns their tensor from `tensors` under our names, where it is the same numbers in the same order."""
+        """Returns upstream's tensor from our `tensors`, where it is the same numbers in the same order."""
         altered = self.order or self.plus or self.centred is not None or self.transposed
         assert not altered, "such names are for reading"
-        parts = [_take(tensors, name) for name in self.ours]
+        parts = [_take(tensors, name) for name in self.keys]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, self.axis)
         return whole[:, None] if self.tap_axis else whole
 
     def split(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns our tensors from `tensors` under their names.
+        """Returns our tensors from upstream's `tensors`.
 
         Raises:
             InvalidInput: it is missing, or of a shape that cannot be split.
         """
-        whole = _take(tensors, self.theirs)
-        axes = (self.axis * (len(self.ours) > 1), self.order_axis, self.centred or 0, int(self.transposed > 0))
+        whole = _take(tensors, self.upstream)
+        axes = (self.axis * (len(self.keys) > 1), self.order_axis, self.centred or 0, int(self.transposed > 0))
         if whole.dim() - self.tap_axis <= max(axes) or (self.tap_axis and whole.shape[1] != 1):
-            raise InvalidInput(f"{self.theirs} has the shape {list(whole.shape)}, not that of {', '.join(self.ours)}")
+            raise InvalidInput(f"{self.upstream} has the shape {list(whole.shape)}, not that of {', '.join(self.keys)}")
         whole = (whole[:, 0] if self.tap_axis else whole) + self.plus
         if self.order:
             axis, rows = self.order_axis, whole.shape[self.order_axis]
             if rows % len(self.order):
-                raise InvalidInput(f"{self.theirs} has {rows} rows, not whole heads of {len(self.order)}")
+                raise InvalidInput(f"{self.upstream} has {rows} rows, not whole heads of {len(self.order)}")
             heads = torch.unflatten(whole, axis, (-1, len(self.order)))
             whole = heads.index_select(axis + 1, torch.tensor(self.order)).flatten(axis, axis + 1)
         if self.centred is not None:
             whole = whole - whole.mean(self.centred, keepdim=True)
-        sizes = self.sizes or (whole.shape[self.axis] // len(self.ours),) * len(self.ours) if len(self.ours) > 1 else ()
+        sizes = self.sizes or (whole.shape[self.axis] // len(self.keys),) * len(self.keys) if len(self.keys) > 1 else ()
         if sizes and sum(sizes) != whole.shape[self.axis]:
-            raise InvalidInput(f"{self.theirs} of shape {list(whole.shape)} does not split into {len(self.ours)}")
+            raise InvalidInput(f"{self.upstream} of shape {list(whole.shape)} does not split into {len(self.keys)}")
         parts = torch.split(whole, list(sizes), self.axis) if sizes else (whole,)
         if self.transposed:
             if parts[0].shape[0] % self.transposed:
-                raise InvalidInput(f"{self.theirs} has {len(parts[0])} rows, not {self.transposed} whole heads")
+                raise InvalidInput(f"{self.upstream} has {len(parts[0])} rows, not {self.transposed} whole heads")
             parts = (torch.unflatten(parts[0], 0, (self.transposed, -1)).transpose(1, 2).flatten(0, 1), *parts[1:])
-        return dict(zip(self.ours, parts, strict=True))
+        return dict(zip(self.keys, parts, strict=True))
 
 
-def weight_name(ours: str, theirs: str) -> TensorName:
+def weight_name(prefix: str, upstream: str) -> TensorName:
     """Returns the name of a module's `weight`."""
-    return TensorName((f"{ours}.weight",), f"{theirs}.weight")
+    return TensorName((f"{prefix}.weight",), f"{upstream}.weight")
 
 
 CONV_NAMES = (
@@ -188,7 +188,7 @@ def to_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, 
 
 def each_of_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yields the items of `to_transformers` one by one, so that `tensors` may read each from a file when needed."""
-    return ((name.theirs, name.join(tensors)) for name in tensor_names(layout))
+    return ((name.upstream, name.join(tensors)) for name in tensor_names(layout))
 
 
 def _is_attention_only(layout: Layout) -> bool:
@@ -244,7 +244,7 @@ def _attention_only(layout: Layout) -> dict[str, Any]:
 
 def _attention_shape(blocks: list[Block]) -> Block:
     """Returns the attention that all layers share, apart from windows."""
-    if any(dict(block.given).get("sink") for block in blocks):
+    if any(dict(block.args).get("sink") for block in blocks):
         raise Unsupported("transformers' Qwen3 has no attention sinks")
     shapes = {Block.of("gqa", **{name: block.get(name) for name in _SHAPE}) for block in blocks}
     shape = _same(shapes, "attention", "Qwen3 and Llama")
@@ -254,7 +254,7 @@ def _attention_shape(blocks: list[Block]) -> Block:
 
 
 def _check_attention(shape: Block, blocks: list[Block]) -> None:
-    if any("kv" in dict(block.given) for block in blocks):
+    if any("kv" in dict(block.args) for block in blocks):
         raise Unsupported("transformers' stock attention has a cache of its own in every layer")
     if shape.get("canon"):
         raise Unsupported("transformers' stock attention has no convolution in front (canon)")
@@ -381,12 +381,12 @@ def tensor_names(layout: Layout) -> Iterator[TensorName]:
     for i, layer in enumerate(layout.layers):
         if len(layer.mixers) != 1 or layer.ffn is None:
             raise Unsupported(f"layer {i}: transformers' LFM2 layers have one mixer, one feed-forward and own weights")
-        ours, theirs = f"layers.{i}", f"model.layers.{i}"
+        prefix, upstream = f"layers.{i}", f"model.layers.{i}"
         for norm in _STOCK_NORMS if attention_only else _NORMS:
-            yield weight_name(*norm).under(ours, theirs)
+            yield weight_name(*norm).under(prefix, upstream)
         for block, place in ((layer.mixers[0], "mixers.0"), (layer.ffn, "ffn")):
             named = _attention_only_names(block, i) if attention_only else _block_names(block, i)
-            yield from (name.under(f"{ours}.{place}", theirs) for name in named)
+            yield from (name.under(f"{prefix}.{place}", upstream) for name in named)
     yield weight_name("norm", "model.norm" if attention_only else "model.embedding_norm")
     if not layout.tied:
         yield weight_name("head", "lm_head")
@@ -395,14 +395,14 @@ def tensor_names(layout: Layout) -> Iterator[TensorName]:
 def _block_names(block: Block, index: int) -> tuple[TensorName, ...]:
     if (
         block.kind not in _BLOCKS
-        or {"kv", "qk_norm", "qkv_bias", "canon", "shared", "softmax", "norm_topk"} & dict(block.given).keys()
+        or {"kv", "qk_norm", "qkv_bias", "canon", "shared", "softmax", "norm_topk"} & dict(block.args).keys()
     ):
         raise Unsupported(f"layer {index}: transformers' LFM2 classes have no {block.format()}")
     return _BLOCKS[block.kind]
 
 
 def _attention_only_names(block: Block, index: int) -> tuple[TensorName, ...]:
-    if {"kv", "sink", "canon"} & dict(block.given).keys():
+    if {"kv", "sink", "canon"} & dict(block.args).keys():
         raise Unsupported(f"layer {index}: transformers' stock classes have no {block.format()}")
     return stock_names(block)
 

@@ -275,8 +275,8 @@ def _reason(before: str, now: str) -> str:
         return f"its files changed, or this Python ({_python()}) or a package differs"
     first, second = (json.loads(note.read_text(encoding="utf-8")) for note in notes)
     names = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
-    shown = ", ".join(f"{name} was {first.get(name, 'missing')}, is {second.get(name, 'missing')}" for name in names)
-    return shown or "its files changed"
+    changes = ", ".join(f"{name} was {first.get(name, 'missing')}, is {second.get(name, 'missing')}" for name in names)
+    return changes or "its files changed"
 
 
 def _python() -> str:

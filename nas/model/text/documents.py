@@ -163,7 +163,7 @@ def read_sources(
         raise InvalidInput("name at least one file or folder of text", where=where)
     if len({(base / entry).resolve() for entry in entries}) < len(entries):
         raise InvalidInput("a path is named twice", where=where)
-    budget, seen, sources = _Budget(most, where), dict[str, Document](), []
+    budget, splits, sources = _Budget(most, where), dict[str, Document](), []
     for entry in entries:
         texts: dict[str, Document] = {}
         for path, is_named in files_of(entry, base, where):
@@ -173,18 +173,18 @@ def read_sources(
             texts |= {document.sha256: document for document in documents}
         if not texts:
             raise InvalidInput(f"{entry} holds no text", where=where)
-        sources.append(_split(str(entry), texts, held_out, seen))
+        sources.append(_split(str(entry), texts, held_out, splits))
     return tuple(sources)
 
 
-def _split(name: str, texts: dict[str, Document], held_out: float, seen: dict[str, Document]) -> Source:
-    """Returns a source; `seen` has the documents of earlier ones, whose split is kept, and gets those of this one."""
+def _split(name: str, texts: dict[str, Document], held_out: float, splits: dict[str, Document]) -> Source:
+    """Returns a source; `splits` has the documents of earlier ones, whose split is kept, and gets those of this one."""
     remaining = round(held_out * sum(document.size for document in texts.values()))
-    documents, shared = [], not seen.keys().isdisjoint(texts)
+    documents, shared = [], not splits.keys().isdisjoint(texts)
     for sha256, document in sorted(texts.items(), reverse=True):
-        if sha256 not in seen:
-            seen[sha256] = document.holding_out(min(remaining, document.size))
-        train_size = seen[sha256].train_size
+        if sha256 not in splits:
+            splits[sha256] = document.holding_out(min(remaining, document.size))
+        train_size = splits[sha256].train_size
         remaining = max(0, remaining - (document.size - train_size))
         documents.append(replace(document, train_size=train_size))
     return Source(name, tuple(reversed(documents)), shared)

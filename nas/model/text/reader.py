@@ -277,9 +277,9 @@ def _require_column(column: str, names: Iterable[str], path: Path) -> None:
 
 
 def _no_column(column: str, names: Iterable[str]) -> str:
-    shown = ", ".join(repr(name) for name in sorted(names)[:8])
+    columns = ", ".join(repr(name) for name in sorted(names)[:8])
     return (
-        f"has no {column!r}, only {shown or 'nothing'}: rename the column that holds the text; a search space names"
+        f"has no {column!r}, only {columns or 'nothing'}: rename the column that holds the text; a search space names"
         " another one as `text: NAME` beside `files`"
     )
 

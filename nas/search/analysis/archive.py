@@ -316,7 +316,7 @@ class _Reader:
         self._updated: dict[int, float] = {}
         self._results: set[str] = set()
         self._layouts: set[str] = set()
-        self._ended = False
+        self._has_end = False
 
     @property
     def _id(self) -> int:
@@ -325,7 +325,7 @@ class _Reader:
 
     def read(self, data: Any, line: int) -> None:
         """Stores the record of line number `line`."""
-        if self._ended:
+        if self._has_end:
             raise InvalidInput("there are lines after the end of the file")
         if self._study is None:
             self._create(Header.model_validate(data))
@@ -337,7 +337,7 @@ class _Reader:
             case int(count):
                 if count != line - 1:
                     raise InvalidInput(f"the file should have {count} lines before its end, but has {line - 1}")
-                self._ended = True
+                self._has_end = True
             case TrialRecord() as record:
                 self._store_trial(record)
             case EventRecord() as record:
@@ -361,7 +361,7 @@ class _Reader:
         """Stores the trials' statuses, which follow from the events, and reads the study as its pages do."""
         if self._study is None:
             raise InvalidInput("the file is empty")
-        if not self._ended:
+        if not self._has_end:
             raise InvalidInput("the file was cut short: it has no end")
         for number, status in enumerate(self._statuses):
             if status is None:

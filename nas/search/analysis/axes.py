@@ -168,9 +168,9 @@ def _figure(space: SearchSpace, figure: MeasuredFigure, published: Figures) -> A
 
 def _with_own_keys(views: Sequence[AxisView]) -> Iterator[AxisView]:
     """Yields the axes with unique keys: names of devices may differ only in characters that keys cannot have."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for view in views:
-        count = seen[view.key] = seen.get(view.key, 0) + 1
+        count = counts[view.key] = counts.get(view.key, 0) + 1
         yield view if count == 1 else view.model_copy(update={"key": f"{view.key}@{count}"})
 
 

@@ -56,17 +56,17 @@ def headline(study: StudySnapshot) -> Headline | None:
         return None
     front = len(study.curve.front)
     published = study.record.references.get(PUBLISHED)
-    theirs = [axis for axis in published.axes if axis] if published else []
+    reference_axes = [axis for axis in published.axes if axis] if published else []
     reference = _name(published.layout) if published else None
     if not front:
         return Headline(text=_without_front(study), front=0, better=0, best=None, reference=reference)
-    if reference is None or len(theirs) < len(study.space.objectives):
+    if reference is None or len(reference_axes) < len(study.space.objectives):
         return Headline(text=f"{_layouts(front)} on the front.", front=front, better=0, best=None, reference=None)
-    result = _by_second(study, theirs, reference) or _by_first(study, theirs, reference)
+    result = _by_second(study, reference_axes, reference) or _by_first(study, reference_axes, reference)
     return result.model_copy(update={"text": result.text + _reliability(study)})
 
 
-def _by_second(study: StudySnapshot, theirs: Sequence[Axis], reference: str) -> Headline | None:
+def _by_second(study: StudySnapshot, reference_axes: Sequence[Axis], reference: str) -> Headline | None:
     """Returns the headline by the second measurement; None without one.
 
     Half of the chance of a mistake is the named trial's, half is that of all others together.
@@ -75,8 +75,8 @@ def _by_second(study: StudySnapshot, theirs: Sequence[Axis], reference: str) -> 
     if not measured:
         return None
     named, of_named = next(iter(measured.items()))
-    error = tail(len(theirs))
-    first = gains(study.counted[named], theirs) if named in study.counted else []
+    error = tail(len(reference_axes))
+    first = gains(study.counted[named], reference_axes) if named in study.counted else []
     claims = [gain or Gain(0.0, None) for gain in of_named]
     stated, words = list[StatedGain](), list[str]()
     for place, (objective, gain) in enumerate(zip(study.space.objectives, of_named, strict=True)):
@@ -112,15 +112,17 @@ def _by_second(study: StudySnapshot, theirs: Sequence[Axis], reference: str) -> 
     )
 
 
-def _by_first(study: StudySnapshot, theirs: Sequence[Axis], reference: str) -> Headline:
+def _by_first(study: StudySnapshot, reference_axes: Sequence[Axis], reference: str) -> Headline:
     """Returns the headline by what chose the front: bounds that hold for all layouts that were proposed, at once."""
     assert study.reference_point is not None, "the caller looks"
-    order = naming_order(study.counted, theirs, study.reference_point)
+    order = naming_order(study.counted, reference_axes, study.reference_point)
     proposed = max(1, int(study.proposed().sum()))
-    objectives = len(theirs)
+    objectives = len(reference_axes)
     error = tail(proposed * objectives)
     dofs = _degrees(study)
-    of_trials: Mapping[int, list[Gain]] = {number: gains(study.counted[number], theirs, dofs) for number in order}
+    of_trials: Mapping[int, list[Gain]] = {
+        number: gains(study.counted[number], reference_axes, dofs) for number in order
+    }
     better = [number for number in order if is_better(of_trials[number], error, tail(objectives))]
     named = better[0] if better else order[0]
     stated = [
@@ -166,15 +168,15 @@ def _verdict(of_named: Sequence[Gain], error: float) -> str:
 def _without_front(study: StudySnapshot) -> str:
     """Returns why nothing is on the front: what became of the trials."""
     states = study.states()
-    ended = {
+    outcomes = {
         "with a broken budget": states.get("infeasible", 0),
         "stopped early": states.get("stopped", 0),
         "failed": states.get("failed", 0),
     }
     yet = "" if study.over else " yet"
-    if not any(ended.values()):
+    if not any(outcomes.values()):
         return f"Nothing has won{yet}: no trial has ended."
-    became = "; ".join(f"{count} {what}" for what, count in ended.items() if count)
+    became = "; ".join(f"{count} {what}" for what, count in outcomes.items() if count)
     return f"Nothing has won{yet}. Of {sum(states.values())} trials: {became}."
 
 

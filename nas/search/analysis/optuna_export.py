@@ -28,7 +28,7 @@ from nas.core.model_choices import choice_of, ffn_width
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.infra.store.engine import database_url, translated
-from nas.infra.store.migrate import OURS
+from nas.infra.store.migrate import OWN_TABLES
 from nas.infra.store.store import Store
 from nas.search.analysis.axes import axis_views
 from nas.search.analysis.record import Record, StudyRecord, read_study
@@ -230,7 +230,7 @@ def _set(copy: Study, key: str, value: Any) -> None:
 def _refuse_ours(url: URL) -> None:
     engine = create_engine(url)
     try:
-        if set(inspect(engine).get_table_names()) >= OURS:
+        if set(inspect(engine).get_table_names()) >= OWN_TABLES:
             raise InvalidInput("this is a database of hilnas; give Optuna one of its own", where="--optuna")
     finally:
         engine.dispose()

@@ -238,9 +238,9 @@ def _label_points(panel: Axes, report: Report, x: Objective, y: Objective, every
 
 def _best(report: Report) -> int | None:
     """Returns the trial that the headline names, else the first of the front."""
-    said = report["headline"] or {}
-    if said.get("named") is not None:
-        return int(said["named"])
+    headline = report["headline"] or {}
+    if headline.get("named") is not None:
+        return int(headline["named"])
     return next((int(row["trial"]) for row in report["front"]), None)
 
 
@@ -286,10 +286,10 @@ def _ends(near: Sequence[float], others: Sequence[float], axis: Objective) -> Po
     the name of that corner.
     """
     width = max(near, default=0.0) - min(near, default=0.0)
-    shown = [*near, *(value for value in others if not width or min(near) - width <= value <= max(near) + width)]
-    room = _MARGIN * (max(shown, default=0.0) - min(shown, default=0.0))
+    values = [*near, *(value for value in others if not width or min(near) - width <= value <= max(near) + width)]
+    room = _MARGIN * (max(values, default=0.0) - min(values, default=0.0))
     low, high = (1.0, _BETTER) if axis["direction"] == "max" else (_BETTER, 1.0)
-    return (min(shown) - low * room, max(shown) + high * room) if room else None
+    return (min(values) - low * room, max(values) + high * room) if room else None
 
 
 def _directions(panel: Axes, at: Point) -> tuple[int, int]:

@@ -341,8 +341,8 @@ def _dominated_by(record: StudyRecord, axes: Sequence[Axis | None]) -> list[str]
     coordinates = [axis.coordinate for axis in axes if axis is not None]
     beaten = []
     for name, reference in record.references.items():
-        theirs = [axis.coordinate for axis in reference.axes if axis is not None]
-        if len(coordinates) == len(theirs) == len(axes) and dominates([theirs], [coordinates])[0, 0]:
+        point = [axis.coordinate for axis in reference.axes if axis is not None]
+        if len(coordinates) == len(point) == len(axes) and dominates([point], [coordinates])[0, 0]:
             beaten.append(name)
     return beaten
 

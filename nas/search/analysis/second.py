@@ -46,20 +46,20 @@ def _device_gains(
 ) -> dict[int, Gain]:
     settings = space.protocol.remeasure
     assert settings is not None, "without it nothing is named"
-    theirs = _figures(published.remeasured)
-    if len(theirs) < settings.rounds:
+    reference = _figures(published.remeasured)
+    if len(reference) < settings.rounds:
         return {}
     rows: dict[int, Rounds] = {}
     for number, record in members.items():
         axes = {
-            round_: axis(space, objective, figures, theirs[round_], QualityValue(0.0, 0.0, ""))
+            round_: axis(space, objective, figures, reference[round_], QualityValue(0.0, 0.0, ""))
             for round_, figures in _figures(record.remeasured).items()
-            if round_ in theirs
+            if round_ in reference
         }
         row = {round_: of_round.coordinate for round_, of_round in axes.items() if of_round is not None}
-        if row.keys() == theirs.keys():
+        if row.keys() == reference.keys():
             rows[number] = row
-    return _gains(rows, dict.fromkeys(theirs, 0.0), rows)
+    return _gains(rows, dict.fromkeys(reference, 0.0), rows)
 
 
 def _quality_gains(
@@ -85,23 +85,23 @@ def _stated_gains(objective: Objective, members: Mapping[int, Record], published
         for number, trial in {published.trial.number: published, **members}.items()
         if trial.rescored is not None
     }
-    theirs, theirs_sd = values.pop(published.trial.number)
+    reference, reference_sd = values.pop(published.trial.number)
     return {
-        number: Gain(value - theirs, math.hypot(sd, theirs_sd))
+        number: Gain(value - reference, math.hypot(sd, reference_sd))
         for number, (value, sd) in values.items()
-        if value is not None and theirs is not None
+        if value is not None and reference is not None
     }
 
 
-def _gains(rows: Mapping[int, Rounds], theirs: Rounds, members: Mapping[int, object]) -> dict[int, Gain]:
+def _gains(rows: Mapping[int, Rounds], reference: Rounds, members: Mapping[int, object]) -> dict[int, Gain]:
     """Returns the gains of the members among `rows`; the noise is that of all rows and the reference's."""
-    if len(theirs) < 2 or not rows:
+    if len(reference) < 2 or not rows:
         return {}
-    others = [row for row in rows.values() if row is not theirs]
-    spread = paired_spread([theirs, *others])
+    others = [row for row in rows.values() if row is not reference]
+    spread = paired_spread([reference, *others])
     if spread.dof < 1:
         return {}
-    sd, zero = spread.sd * math.sqrt(2 / len(theirs)), fmean(theirs.values())
+    sd, zero = spread.sd * math.sqrt(2 / len(reference)), fmean(reference.values())
     return {
         number: Gain(zero - fmean(row.values()), sd, round(spread.dof))
         for number, row in rows.items()

@@ -77,17 +77,20 @@ def study_slices(store: Store, study: StudySnapshot) -> tuple[list[Slice], str |
     layouts = {trial: study.records[trial].layout for trial in front}
     with readable(study.name):
         state = search_state(space, (), all_events(store, study.id))
-        results = min(sum(name in seen.objectives for seen in state.sorted_observations()) for name in state.objectives)
+        results = min(
+            sum(name in observation.objectives for observation in state.sorted_observations())
+            for name in state.objectives
+        )
         if state.reference_point is None or results < MIN_POINTS:
             return [], reason
         search = EhviSearch(Sampler(space), space.search.seed)
         search.restore(state.to_json())
-        tried = [record.layout for record in study.records.values()]
-        return slices(search.surrogate(), space, layouts, tried), None
+        study_layouts = [record.layout for record in study.records.values()]
+        return slices(search.surrogate(), space, layouts, study_layouts), None
 
 
 def slices(
-    surrogate: Surrogate, space: SearchSpace, layouts: Mapping[int, Layout], tried: Sequence[Layout]
+    surrogate: Surrogate, space: SearchSpace, layouts: Mapping[int, Layout], study_layouts: Sequence[Layout]
 ) -> list[Slice]:
     """Returns the slices of all knobs that some layouts can take all values of.
 
@@ -95,10 +98,10 @@ def slices(
         surrogate: the model.
         space: of the study.
         layouts: to change, by number.
-        tried: all layouts of the study.
+        study_layouts: all layouts of the study.
     """
     by_knob = []
-    for knob, changes in _knobs(space, tried, list(layouts.values())):
+    for knob, changes in _knobs(space, study_layouts, list(layouts.values())):
         changed = {number: [change(layout) for change in changes.values()] for number, layout in layouts.items()}
         whole_layouts = {
             number: whole
@@ -115,13 +118,13 @@ def slices(
 
 
 def _knobs(
-    space: SearchSpace, tried: Sequence[Layout], layouts: Sequence[Layout]
+    space: SearchSpace, study_layouts: Sequence[Layout], layouts: Sequence[Layout]
 ) -> Iterator[tuple[str, dict[float, Change]]]:
     """Yields each knob with its changes by value, ascending."""
-    common = _mixers(*tried)
+    common = _mixers(*study_layouts)
     room = min((sum(_only(layer) is not None for layer in layout.layers) for layout in layouts), default=0)
     for mixer in space.mixers:
-        counts = [min(room, sum(_is(layer, mixer.kind) for layer in layout.layers)) for layout in tried]
+        counts = [min(room, sum(_is(layer, mixer.kind) for layer in layout.layers)) for layout in study_layouts]
         values = np.unique(np.linspace(min(counts, default=0), max(counts, default=0), _MOST_VALUES).round())
         yield f"{mixer.kind} layers", {float(value): _to_count(mixer.kind, int(value), common) for value in values}
     for block in space.mixers + space.ffn:
@@ -137,7 +140,7 @@ def _to_value(kind: str, name: str, value: Scalar) -> Change:
         if block.kind != kind:
             return block
         arguments = {"width": ffn_width(value, d_model)} if name == EXPANSION else {name: value}
-        return Block.of(kind, **{**dict(block.given), **arguments})
+        return Block.of(kind, **{**dict(block.args), **arguments})
 
     def change(layout: Layout) -> Layout | None:
         if not any(block.kind == kind for layer in layout.layers for block in layer.blocks):

@@ -348,7 +348,7 @@ def _blocks(layout: Layout, roles: Sequence[tuple[str, str]]) -> Floats:
     """
     shares, parts = np.zeros((len(roles), TENTHS)), _tenths(layout.depth)
     for index in range(layout.depth):
-        layer = layout.own(index)
+        layer = layout.layer_at(index)
         mixers = [block.kind for block in layer.mixers] or [NONE]
         for kind in mixers:
             shares[roles.index(("mixer", kind))] += parts[index] / len(mixers)
@@ -387,7 +387,7 @@ class Snapshots:
         self._store, self._most, self._most_trials = store, most, most_trials
         self._lock = threading.Lock()
         self._entries: OrderedDict[int, _CacheEntry] = OrderedDict()
-        self._ended = threading.Event()
+        self._stop = threading.Event()
         self._reader: threading.Thread | None = None
 
     def __len__(self) -> int:
@@ -397,7 +397,7 @@ class Snapshots:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._stop.set()
         if self._reader is not None:
             self._reader.join()
 
@@ -415,7 +415,7 @@ class Snapshots:
         room = self._most_trials
         for row in sorted(rows, key=lambda row: (row.state is not StudyState.RUNNING, -row.id)):
             room -= row.trials
-            if self._ended.is_set() or room < 0:
+            if self._stop.is_set() or room < 0:
                 return
             try:
                 self._get(row.id)

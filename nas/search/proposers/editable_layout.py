@@ -101,7 +101,7 @@ def closest(half: Half, options: Sequence[Half]) -> Half:
 
 
 def _gap(first: Block, second: Block) -> float:
-    gap, a, b = 0.0, dict(first.given), dict(second.given)
+    gap, a, b = 0.0, dict(first.args), dict(second.args)
     for name in sorted(a.keys() | b.keys()):  # so that the sum is the same in every process
         x, y = float(a.get(name, 0)), float(b.get(name, 0))
         gap += abs(math.log(x / y)) if x > 0 and y > 0 else float(x != y)

@@ -152,7 +152,9 @@ class EhviSearch(BaseProposer):
     def propose(self, rng: Rng) -> Child:
         parents = stock(self.log, self.sampler)
         self.expected_gain = None
-        count = sum(bool(seen.objectives) for seen in self.log.sorted_observations()) + len(self.log.prior())
+        count = sum(bool(observation.objectives) for observation in self.log.sorted_observations()) + len(
+            self.log.prior()
+        )
         if self.log.reference_point is None or count < MIN_POINTS:
             return breed(parents, self.sampler, rng)
         most = self.sampler.space.search.pool
@@ -188,7 +190,7 @@ class EhviSearch(BaseProposer):
                 best = 2 * _MOST_ROWS // 3
                 rest = ranked[best :: max(1, -(-(len(ranked) - best) // (_MOST_ROWS - best)))]
                 ids = {*ranked[:best], *rest}
-                observations = [seen for seen in observations if seen.layout.id in ids]
+                observations = [observation for observation in observations if observation.layout.id in ids]
             self._fitted = stage, self._fit(observations, self._hyperparameters(), self.log.underway())
         return self._fitted[1]
 
@@ -207,7 +209,7 @@ class EhviSearch(BaseProposer):
 
     def _known_costs(self, observations: Sequence[Observation]) -> dict[str, Costs]:
         """Returns the amounts of work and memory of each figure of a device, by name; kept, as they are cached."""
-        names = {name for seen in observations for name in seen.constraints}
+        names = {name for observation in observations for name in observation.constraints}
         constraints = {name for name in names if not of_proxy(self.sampler.space, name)}
         if not self._costs or not constraints <= self._costs.keys():
             self._costs = costs_by_name(self.sampler.space, constraints)
@@ -218,7 +220,7 @@ class EhviSearch(BaseProposer):
         final = self.log.finished()
         step = max(_TUNE_EVERY, 1 << max(0, len(final).bit_length() - 4))
         count = len(final) // step * step
-        sample = sorted(final[:count], key=lambda seen: seen.layout.id)[:_TUNE_ROWS]
+        sample = sorted(final[:count], key=lambda observation: observation.layout.id)[:_TUNE_ROWS]
         if not sample:
             return {}
         if self._tuned is None or self._tuned[0] != sample:
@@ -227,7 +229,7 @@ class EhviSearch(BaseProposer):
 
     def _pool(self, parents: Stock, rng: Rng, size: int) -> list[Child]:
         """Returns new layouts, each once."""
-        earlier = [seen.layout for seen in self.log.prior() if self.sampler.admits(seen.layout)]
+        earlier = [observation.layout for observation in self.log.prior() if self.sampler.admits(observation.layout)]
         children: dict[str, Child] = {x.id: (x, "earlier study", ()) for x in earlier if not self.log.knows(x)}
         for _ in range(size):
             random = rng.random() < _RANDOM
@@ -291,7 +293,7 @@ def _reached(search: EhviSearch, surrogate: Surrogate) -> Array:
 
     Layouts that wait at a lower rung are not among them: most of them are stopped in the end.
     """
-    layouts = [seen.layout for seen in search.log.feasible()] + search.log.underway()
+    layouts = [observation.layout for observation in search.log.feasible()] + search.log.underway()
     if not layouts:
         return np.empty((0, len(search.log.objectives)))
     return surrogate.predict(layouts)[0].mean

@@ -74,15 +74,15 @@ class CacheEvolution(Evolution):
     def parents(self) -> Stock:
         """Returns all layouts with a quality, within the budgets or not."""
         whole = set(self._quality)
-        seen = [item for item in self.log.sorted_observations() if whole <= item.objectives.keys()]
+        observations = [item for item in self.log.sorted_observations() if whole <= item.objectives.keys()]
         points = [
             [
                 *(item.objectives[name] for name in self._quality),
                 item.layout.kv_bytes(self._context) + item.layout.state_bytes(),
             ]
-            for item in seen
+            for item in observations
         ]
-        order = zip(ranks(points), seen, strict=True)
+        order = zip(ranks(points), observations, strict=True)
         return [(int(rank), item.layout) for rank, item in order if self.sampler.admits(item.layout)]
 
 

@@ -78,7 +78,7 @@ class Features:
         self._towers = len(self._choices) > 1
         self._media = [workload for workload in space.workloads.values() if workload.media]
         self._contexts = sorted({workload.window for workload in space.workloads.values()})
-        self._seen: dict[str, Array] = {}
+        self._cache: dict[str, Array] = {}
         self._track = lru_cache(maxsize=1 << 14)(self._draw_track)
         named = list(self._named())
         self.names = [name for _, name in named]
@@ -88,10 +88,10 @@ class Features:
 
     def vector(self, layout: Layout) -> Array:
         """Returns [len(names)] features of one layout; cached."""
-        if (vector := self._seen.get(layout.id)) is None:
-            if len(self._seen) >= _MOST_KEPT:
-                self._seen.clear()
-            vector = self._seen[layout.id] = self._vector(layout)
+        if (vector := self._cache.get(layout.id)) is None:
+            if len(self._cache) >= _MOST_KEPT:
+                self._cache.clear()
+            vector = self._cache[layout.id] = self._vector(layout)
         return vector
 
     def matrix(self, layouts: Sequence[Layout]) -> Array:
@@ -140,7 +140,7 @@ class Features:
             yield from (("triples", f"triple{index}") for index in range(_TRIPLES))
 
     def _vector(self, layout: Layout) -> Array:
-        layers = [layout.own(index) for index in range(layout.depth)]
+        layers = [layout.layer_at(index) for index in range(layout.depth)]
         rows = np.array([self._track(layer, layout.d_model) for layer in layers])
         ends = self._tracks, self._tracks + len(self._values)
         tracks, values, work = rows[:, : ends[0]], rows[:, ends[0] : ends[1]], rows[:, ends[1] :].sum(axis=0)

@@ -95,7 +95,7 @@ class Costs:
         self._kind_columns = len(self._kinds) * len(_KIND_TERMS)
         self._used, self._unit, self._quantisations = _used(unit), unit, tuple(quantisations)
         self._vectors, self._towers = vectors, towers
-        self._seen: dict[str, Array] = {}
+        self._counts: dict[str, Array] = {}
         self._layer = lru_cache(maxsize=1 << 14)(self._count_layer)
 
     def of(self, unit: str) -> Costs:
@@ -147,15 +147,15 @@ class Costs:
 
     def _amounts(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, A] amounts of everything: `TERMS`, those of `tracks`, and excesses."""
-        if len(self._seen) >= _MOST_KEPT:
-            self._seen.clear()
+        if len(self._counts) >= _MOST_KEPT:
+            self._counts.clear()
         for layout in layouts:
-            if layout.id not in self._seen:
-                self._seen[layout.id] = self._count(layout)
-        return np.array([self._seen[layout.id] for layout in layouts])
+            if layout.id not in self._counts:
+                self._counts[layout.id] = self._count(layout)
+        return np.array([self._counts[layout.id] for layout in layouts])
 
     def _count(self, layout: Layout) -> Array:
-        layers = np.array([self._layer(layout.own(index), layout.d_model) for index in range(layout.depth)])
+        layers = np.array([self._layer(layout.layer_at(index), layout.d_model) for index in range(layout.depth)])
         work, cache, widest = layers[:, :-2].sum(axis=0), layers[:, _CACHE], layers[:, -2:].max(axis=0)
         fixed = [1.0, layout.depth, layout.d_model * layout.vocab]
         summed, spilled = len(TERMS[_SUMMED]), [cache @ (cache > limit) for limit in _SPILL]
@@ -170,8 +170,8 @@ class Costs:
         for block in layer.blocks:
             spec, count = block.spec, block.spec.count(block, d_model)
             prompt, decode = (
-                spec.flops(block, d_model, seen) - 2.0 * count.active
-                for seen in (workload.prompt // 2, workload.prompt + workload.gen // 2)
+                spec.flops(block, d_model, context) - 2.0 * count.active
+                for context in (workload.prompt // 2, workload.prompt + workload.gen // 2)
             )
             cache = spec.kv_bytes(block, d_model, workload.window, 2.0)
             state = spec.state_bytes(block, d_model)

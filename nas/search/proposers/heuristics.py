@@ -54,11 +54,11 @@ def _spaced(sampler: Sampler, count: int) -> Iterator[Layout]:
         pairs = _pairs(sampler, rng)
         for index in range(_ROUNDS * count if pairs else 0):
             turn, which = divmod(index, len(pairs))
-            layouts = (_tried(sampler, pairs[which], turn, rng, repaired) for _ in range(_TRIES))
+            layouts = (_layout(sampler, pairs[which], turn, rng, repaired) for _ in range(_TRIES))
             yield from itertools.islice(filter(None, layouts), 1)
 
 
-def _tried(sampler: Sampler, pair: Pair, turn: int, rng: Rng, repaired: bool) -> Layout | None:
+def _layout(sampler: Sampler, pair: Pair, turn: int, rng: Rng, repaired: bool) -> Layout | None:
     """Returns the hybrid of this turn with random widths; None where these do not meet the budget."""
     frame = _frame(sampler, turn, rng)
     draft = _hybrid(sampler, frame, pair, turn, rng) if frame else None

@@ -73,7 +73,7 @@ def _block(block: Block, spaces: tuple[BlockSpace, ...], d_model: int) -> Iterat
     if not matching:
         yield f"{block.kind} is none of {', '.join(space.kind for space in spaces)}"
         return
-    explicit, full = dict(block.given), arguments(block, d_model)
+    explicit, full = dict(block.args), arguments(block, d_model)
     for arg in block.spec.args:
         knob = _knob(matching[0], arg.name, d_model)
         if knob is None and arg.name in explicit:

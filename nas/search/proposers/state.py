@@ -65,15 +65,23 @@ class SearchState:
 
         A proposal that waits at a rung until the search ends keeps none of them out.
         """
-        others = [seen for seen in self.sorted_observations() if seen.layout.id not in self._proposed_ids]
+        others = [
+            observation for observation in self.sorted_observations() if observation.layout.id not in self._proposed_ids
+        ]
         proposed = (self.observations.get(past.layout.id) for past in self.proposals)
-        return [seen for seen in (*others, *proposed) if seen is not None and seen.status != "running"]
+        return [
+            observation
+            for observation in (*others, *proposed)
+            if observation is not None and observation.status != "running"
+        ]
 
     def complete(self) -> list[Observation]:
         """Returns complete ones with all objectives, in the order of layout ids."""
         whole = set(self.objectives)
         return [
-            seen for seen in self.sorted_observations() if seen.status == "complete" and whole <= seen.objectives.keys()
+            observation
+            for observation in self.sorted_observations()
+            if observation.status == "complete" and whole <= observation.objectives.keys()
         ]
 
     def pending(self) -> list[Layout]:
@@ -83,21 +91,23 @@ class SearchState:
 
     def underway(self) -> list[Layout]:
         """Returns pending layouts that no rung has been observed of, in the order of proposals."""
-        seen = self.observations
-        return [layout for layout in self.pending() if layout.id not in seen or seen[layout.id].rung is None]
+        observations = self.observations
+        return [
+            layout for layout in self.pending() if layout.id not in observations or observations[layout.id].rung is None
+        ]
 
     def status(self, layout: Layout) -> str | None:
         """Returns the status in the last observation of `layout`; None without one."""
-        seen = self.observations.get(layout.id)
-        return seen.status if seen else None
+        observation = self.observations.get(layout.id)
+        return observation.status if observation else None
 
     def feasible(self) -> list[Observation]:
         """Returns complete ones that keep every budget: the candidates for the front."""
-        return [seen for seen in self.complete() if _excess(seen) <= 0]
+        return [observation for observation in self.complete() if _excess(observation) <= 0]
 
     def points(self, observations: list[Observation]) -> NDArray[np.float64]:
         """Returns [O, M] minimised coordinates."""
-        rows = [[seen.objectives[name] for name in self.objectives] for seen in observations]
+        rows = [[observation.objectives[name] for name in self.objectives] for observation in observations]
         return np.array(rows, dtype=np.float64).reshape(-1, len(self.objectives))
 
     def parents(self) -> list[tuple[int, Layout]]:
@@ -107,16 +117,24 @@ class SearchState:
         how far they broke a budget.
         """
         complete = self.feasible()
-        order = [(int(rank), seen.layout) for rank, seen in zip(ranks(self.points(complete)), complete, strict=True)]
+        order = [
+            (int(rank), observation.layout)
+            for rank, observation in zip(ranks(self.points(complete)), complete, strict=True)
+        ]
         worst = max((rank for rank, _ in order), default=-1)
         order += [
-            (worst + 1, seen.layout) for seen in self.sorted_observations() if seen.status in ("stopped", "running")
+            (worst + 1, observation.layout)
+            for observation in self.sorted_observations()
+            if observation.status in ("stopped", "running")
         ]
-        order += [(worst + 1, seen.layout) for seen in self.prior() if seen.status == "complete"]
-        over = [seen for seen in self.complete() if _excess(seen) > 0]
-        late = [*over, *(seen for seen in self.sorted_observations() if seen.status == "infeasible")]
-        late.sort(key=lambda seen: (_excess(seen), seen.layout.id))
-        return order + [(worst + 2 + index, seen.layout) for index, seen in enumerate(late)]
+        order += [(worst + 1, observation.layout) for observation in self.prior() if observation.status == "complete"]
+        over = [observation for observation in self.complete() if _excess(observation) > 0]
+        late = [
+            *over,
+            *(observation for observation in self.sorted_observations() if observation.status == "infeasible"),
+        ]
+        late.sort(key=lambda observation: (_excess(observation), observation.layout.id))
+        return order + [(worst + 2 + index, observation.layout) for index, observation in enumerate(late)]
 
     def tell(self, observation: Observation) -> None:
         """Records an observation, which replaces an earlier one of its layout."""
@@ -160,7 +178,7 @@ class SearchState:
             "seed": self.seed,
             "reference_point": None if self.reference_point is None else list(self.reference_point),
             "proposals": [proposal.to_json() for proposal in self.proposals],
-            "observations": [seen.to_json() for seen in self.sorted_observations()],
+            "observations": [observation.to_json() for observation in self.sorted_observations()],
             "earlier": [self.earlier[key].to_json() for key in sorted(self.earlier)],
         }
 
@@ -178,16 +196,16 @@ class SearchState:
         self.proposals, self._proposed_ids = [], set()
         for item in data["proposals"]:
             self.add(Proposal.from_json(item))
-        seen = [Observation.from_json(item) for item in data["observations"]]
-        self.observations = {observation.layout.id: observation for observation in seen}
+        observations = [Observation.from_json(item) for item in data["observations"]]
+        self.observations = {observation.layout.id: observation for observation in observations}
         past = [Observation.from_json(item) for item in data.get("earlier", ())]
         self.earlier = {observation.layout.id: observation for observation in past}
         self.revision += 1
 
 
-def _excess(seen: Observation) -> float:
+def _excess(observation: Observation) -> float:
     """Returns the greatest excess over a budget; 0 where none is known."""
-    return max(seen.constraints.values(), default=0.0)
+    return max(observation.constraints.values(), default=0.0)
 
 
 class BaseProposer(ABC):

@@ -316,15 +316,17 @@ class Surrogate:
         self._costs = costs
         self.objectives = tuple(worst)
         self._worst = tuple(worst.values())
-        self.constraints = tuple(sorted({name for seen in (*observations, *prior) for name in seen.constraints}))
+        self.constraints = tuple(
+            sorted({name for observation in (*observations, *prior) for name in observation.constraints})
+        )
         self._kernels = kernels
-        own_below = [0 if seen.rung is None else top - seen.rung for seen in observations]
+        own_below = [0 if observation.rung is None else top - observation.rung for observation in observations]
         below, elsewhere = (
             np.array([*own_below, *(top + 1 for _ in prior)]),
             np.arange(len(own_below) + len(prior)) >= len(own_below),
         )
         seen_rows = [*observations, *prior]
-        layouts = [seen.layout for seen in seen_rows]
+        layouts = [observation.layout for observation in seen_rows]
         self._layouts = [*layouts, *pending]
         believed = kernels.rows(list(pending))
         self._plain = np.vstack([kernels.rows(layouts, below * elsewhere), believed])
@@ -514,18 +516,18 @@ def _targets(
     """Returns the targets of objectives, each part of one by itself, then those of constraints."""
     targets = []
     for column, name in enumerate(objectives):
-        values = [seen.objectives.get(name) for seen in observations]
+        values = [observation.objectives.get(name) for observation in observations]
         whole = _target(f"objective {name}", values, _noise(observations, name), below, name in by_rung, column)
         targets += _parts(whole, name, observations, below) or [whole]
     for column, name in enumerate(constraints, len(objectives)):
-        values = [seen.constraints.get(name) for seen in observations]
+        values = [observation.constraints.get(name) for observation in observations]
         noise = _noise(observations, name)
         targets.append(_target(f"constraint {name}", values, noise, below, name in by_rung, column))
     return targets
 
 
 def _noise(observations: Sequence[Observation], name: str) -> list[float]:
-    return [seen.noise.get(name, 0.0) ** 2 for seen in observations]
+    return [observation.noise.get(name, 0.0) ** 2 for observation in observations]
 
 
 def _target(
@@ -541,8 +543,8 @@ def _target(
 
 def _parts(whole: Target, name: str, observations: Sequence[Observation], below: Array) -> list[Target]:
     """Returns the parts that all observations of an objective tell, and the rest; none where there are not two."""
-    seen = [observations[row] for row in whole.rows]
-    parts = [observation.parts.get(name, {}) for observation in seen]
+    subset = [observations[row] for row in whole.rows]
+    parts = [observation.parts.get(name, {}) for observation in subset]
     shared = sorted(set.intersection(*map(set, parts))) if parts else []
     targets, rows = [], set(whole.rows)
     rest = whole.values.copy()

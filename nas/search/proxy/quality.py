@@ -181,8 +181,8 @@ class QualityScale(BaseModel):
         changes = {}
         for name, members in (("spreads", self.group_weights), ("recall_spreads", recall_of(self._scored))):
             before: Mapping[str, Spread] = getattr(self, name)
-            seen = _spreads(layouts, self._scored, members)
-            changes[name] = {unit: pool(before[unit], seen[unit]) for unit in seen}
+            spreads = _spreads(layouts, self._scored, members)
+            changes[name] = {unit: pool(before[unit], spreads[unit]) for unit in spreads}
         return self.model_copy(update=changes)
 
     def sd_of(self, seeds: int) -> float:
@@ -253,8 +253,10 @@ def fix_scale(
         left_out={group: mean for group, mean in means.items() if group not in reference},
         noisy_recall=noisy_recall,
         minimum=minimum,
-        spreads={unit: with_prior(_prior(unit), seen) for unit, seen in _spreads(layouts, reference, weights).items()},
-        recall_spreads={unit: with_prior(TASK_PRIOR, seen) for unit, seen in recalled.items()},
+        spreads={
+            unit: with_prior(_prior(unit), spread) for unit, spread in _spreads(layouts, reference, weights).items()
+        },
+        recall_spreads={unit: with_prior(TASK_PRIOR, spread) for unit, spread in recalled.items()},
         reasons=dict(sorted(reasons.items())),
         weights=weights,
         signals=signals,
@@ -384,9 +386,9 @@ def _prior(unit: str) -> Spread:
     return LM_PRIOR if unit == "lm" else TASK_PRIOR
 
 
-def with_prior(prior: Spread, seen: Spread) -> Spread:
+def with_prior(prior: Spread, estimate: Spread) -> Spread:
     """Returns an estimated spread pooled with a prior, which loses one degree of freedom for two of the estimate."""
-    return pool(Spread(prior.sd, max(0.0, prior.dof - seen.dof / 2)), seen)
+    return pool(Spread(prior.sd, max(0.0, prior.dof - estimate.dof / 2)), estimate)
 
 
 def _ratios(runs: Mapping[int, Scores], group: str, base: float) -> dict[int, float]:

@@ -168,7 +168,7 @@ class _Position(NamedTuple):
 
     done: int = 0
     waits: bool = False  # it is not decided that it enters the next one
-    ended: bool = False
+    has_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,18 +193,21 @@ class _Progress:
 
         Less than all of the work under way counts: the fewer trials have ended, the more this is too slow.
         """
-        if sum(position.ended for position in self.candidates) < after:
+        if sum(position.has_ended for position in self.candidates) < after:
             return None
         counts = [float(sum(position.done > stage for position in self._positions)) for stage in self._stages]
         done = sum(self._parts(counts, range(self.anchored), self.rescored, self.remeasured, 1, workers).values())
-        begun = sum(self.begun(self.elapsed_s / done, workers).values()) if self.elapsed_s else 0.0
-        return (self.elapsed_s + self.since_s) / (done + begun)
+        under_way_s = sum(self.seconds_under_way(self.elapsed_s / done, workers).values()) if self.elapsed_s else 0.0
+        return (self.elapsed_s + self.since_s) / (done + under_way_s)
 
-    def begun(self, pace: float, workers: int) -> dict[str, float]:
+    def seconds_under_way(self, pace: float, workers: int) -> dict[str, float]:
         """Returns the rough seconds of each part that the time since the last event is worth at a pace."""
         counts = [
             float(
-                sum(position.done == stage and not (position.ended or position.waits) for position in self._positions)
+                sum(
+                    position.done == stage and not (position.has_ended or position.waits)
+                    for position in self._positions
+                )
             )
             for stage in self._stages
         ]
@@ -242,7 +245,7 @@ class _Progress:
             (_Position(), max(0, references - len(self.references)), all_enter),
         ]
         for position, number, entered in groups:
-            count = 0.0 if position.ended else float(number)
+            count = 0.0 if position.has_ended else float(number)
             for stage in range(position.done, len(counts)):
                 if stage > position.done or position.waits:
                     count *= entered[stage - 1]
@@ -395,9 +398,9 @@ def _position(row: Trial, trained: set[tuple[int | None, int]], rungs: int) -> _
         case TrialState.CONFIRMING:
             return _Position(2 + rungs)
         case TrialState.COMPLETE:
-            return _Position(3 + rungs, ended=True)
+            return _Position(3 + rungs, has_ended=True)
         case _:
-            return _Position(2 if status.rung is None else 3 + rung, ended=True)
+            return _Position(2 if status.rung is None else 3 + rung, has_ended=True)
 
 
 def _earlier_paces(store: Store, devices: Iterable[str], study: int | None, workers: int) -> list[float]:
@@ -440,9 +443,10 @@ def _estimate(
         )
         share = (hours * 3600 - progress.elapsed_s - progress.since_s - begun_s) / max(whole_s - begun_s, 1e-9)
         unproposed = min(unproposed, max(1, math.ceil(unproposed * share)))
-    begun = progress.begun(pace, workers)
+    under_way_s = progress.seconds_under_way(pace, workers)
     remaining = {
-        name: seconds - begun.get(name, 0.0) for name, seconds in progress.seconds_left(unproposed, workers).items()
+        name: seconds - under_way_s.get(name, 0.0)
+        for name, seconds in progress.seconds_left(unproposed, workers).items()
     }
     total = span(sum(remaining.values()))
     parts = [EstimatePart(name=name, seconds=span(seconds)) for name, seconds in remaining.items() if seconds > 0]

@@ -456,12 +456,12 @@ def elapsed(log: Sequence[Event]) -> list[float]:
 
     What people add is no work of an orchestrator.
     """
-    total, begun, at, seconds = 0.0, False, 0.0, []
+    total, is_launched, at, seconds = 0.0, False, 0.0, []
     for event in log:
         what = event.payload.get("what")
         if what not in BY_PEOPLE:
-            total += event.at - at if begun and what != Launched.what else 0.0
-            begun, at = begun or what == Launched.what, event.at
+            total += event.at - at if is_launched and what != Launched.what else 0.0
+            is_launched, at = is_launched or what == Launched.what, event.at
         seconds.append(total)
     return seconds
 

@@ -280,9 +280,9 @@ def _sources(options: LaunchOptions, corpus: CorpusRef) -> dict[str, str]:
 
 def _require_same_space(study: Study, space: SearchSpace) -> None:
     if changes := space_difference(stored_space(study), space):
-        shown = "\n  ".join(changes[:_SHOWN_CHANGES] + ["..."] * (len(changes) > _SHOWN_CHANGES))
+        text = "\n  ".join(changes[:_SHOWN_CHANGES] + ["..."] * (len(changes) > _SHOWN_CHANGES))
         raise InvalidInput(
-            f"study {study.name!r} began with another search space; it cannot be resumed:\n  {shown}", where="--resume"
+            f"study {study.name!r} began with another search space; it cannot be resumed:\n  {text}", where="--resume"
         )
 
 

@@ -38,7 +38,7 @@ _STATUSES: dict[str, Status] = {
     "withdrawn": "withdrawn",
 }
 """What is reported of a trial -> status of its observation; "running" for all else."""
-_SHOWN = ("ttft", "decode_p50", "peak_rss")
+_LOG_METRICS = ("ttft", "decode_p50", "peak_rss")
 """Figures of a measured reference that the log shows."""
 _FAILURES_IN_A_ROW = 3
 """Consecutive infrastructure failures after which the study aborts."""
@@ -140,11 +140,11 @@ class Orchestrator:
         self._promotion.enter(run)
         task = asyncio.create_task(run_trial(run, self._context), name=f"trial {trial.number}")
         self._tasks[trial.number] = task
-        task.add_done_callback(lambda _: self._ended(run))
+        task.add_done_callback(lambda _: self._take_end(run))
 
-    def _ended(self, run: TrialRun) -> None:
-        if run.ended:  # false where the process ends, which decides nothing about other trials
-            self._promotion.ended(run)
+    def _take_end(self, run: TrialRun) -> None:
+        if run.has_ended:  # false where the process ends, which decides nothing about other trials
+            self._promotion.leave(run)
         self._failed_in_a_row = [*self._failed_in_a_row, run] if run.retryable else []
 
     async def _train_anchors(self) -> None:
@@ -278,8 +278,8 @@ class Orchestrator:
         if before is None and (point := self.scales.named_reference_point()):
             self._proposals.fix_reference_point(self._ledger, point)
         # A failure of the infrastructure says nothing of the layout: unless it is tried again, it is not pending.
-        ended = "withdrawn" if run.retryable else status
-        self._proposals.tell(self._ledger, run.number, self._observation(run, ended))
+        outcome = "withdrawn" if run.retryable else status
+        self._proposals.tell(self._ledger, run.number, self._observation(run, outcome))
 
     def _observation(self, run: TrialRun, status: str) -> Observation:
         rung = run.rung if run.quality is not None else None
@@ -302,8 +302,8 @@ def _measured(run: TrialRun) -> list[str]:
     """Returns a line of figures for each device, runtime and workload that a trial was measured on."""
     lines = []
     for key, figures in run.figures.items():
-        measured = {name: figures[name] for name in _SHOWN if name in figures and figures[name].value is not None}
-        shown = ", ".join(f"{name} {figure.value:.4g} {figure.unit}" for name, figure in measured.items())
-        if shown:
-            lines.append(f"{run.reference} reference, {key.workload} on {key.device} ({key.runtime}): {shown}")
+        measured = {name: figures[name] for name in _LOG_METRICS if name in figures and figures[name].value is not None}
+        text = ", ".join(f"{name} {figure.value:.4g} {figure.unit}" for name, figure in measured.items())
+        if text:
+            lines.append(f"{run.reference} reference, {key.workload} on {key.device} ({key.runtime}): {text}")
     return lines

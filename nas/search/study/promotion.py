@@ -36,7 +36,7 @@ class PromotionController:
         self._recalled: dict[Key, Verdict] = {}
         self._expected: dict[Key, tuple[float, ...] | None] = {}
         """Coordinates of arrivals in the log, in its order; None until this process has seen them again."""
-        self._ended: set[int] = set()
+        self._final_trials: set[int] = set()
 
     @property
     def closed(self) -> bool:
@@ -64,7 +64,7 @@ class PromotionController:
     def enter(self, run: TrialRun) -> None:
         """Adds a trial, unless it is a reference."""
         if run.reference is None:
-            self._ended.discard(run.number)
+            self._final_trials.discard(run.number)
             self._ladder.enter(run.number)
 
     def close(self) -> None:
@@ -83,11 +83,11 @@ class PromotionController:
         """Returns the standard deviation of quality at a rung as an estimate of quality at the top."""
         return self._ladder.noise(rung) if self._scales.reference_point is not None else 0.0
 
-    def ended(self, run: TrialRun) -> None:
+    def leave(self, run: TrialRun) -> None:
         """Takes out a trial that reached its end."""
         for key in [key for key, point in self._expected.items() if key[0] == run.number and point is None]:
             del self._expected[key]
-        self._ended.add(run.number)
+        self._final_trials.add(run.number)
         self._ladder.leave(run.number)
         self._take_expected()
         self._settle()
@@ -130,7 +130,7 @@ class PromotionController:
         self._expected = {}
         for key, coordinates in arrivals.items():
             self._finish(key, coordinates)
-        for trial in self._ended:
+        for trial in self._final_trials:
             self._ladder.leave(trial)
 
     def _finish(self, key: Key, coordinates: tuple[float, ...]) -> None:

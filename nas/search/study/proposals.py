@@ -77,7 +77,7 @@ class ProposalDriver:
         self._lock = HostLock(lock)
         self._asking = self._has_point = False
         self._deferred: list[Callable[[], None]] = []
-        self._seen: dict[int, set[str]] = {}
+        self._hashes: dict[int, set[str]] = {}
         self.expected_gain: float | None = None
         """In hypervolume, of the last proposal; None if no model chose it, or the proposer does not report one."""
 
@@ -105,11 +105,11 @@ class ProposalDriver:
         """Proposes a trial; None if the proposer has no more layouts. Waits for the host lock."""
         self._asking = True
         try:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             proposals = await asyncio.to_thread(self._ask)
             if not proposals:
                 return None
-            ledger.note(None, Spent("propose", time.perf_counter() - begun))
+            ledger.note(None, Spent("propose", time.perf_counter() - start))
             return _record(ledger, proposals[0])
         finally:
             self._asking = False
@@ -153,11 +153,11 @@ class ProposalDriver:
         Noise is estimated: another estimate alone is not new.
         """
         name = content_hash(replace(observation, noise={}).to_json())
-        seen = self._seen.setdefault(trial, set())
-        new = name not in seen
+        hashes = self._hashes.setdefault(trial, set())
+        new = name not in hashes
         if new and observation.status == "withdrawn":
-            seen.clear()
-        seen.add(name)
+            hashes.clear()
+        hashes.add(name)
         return new
 
     def _now_or_later(self, action: Callable[[], None]) -> None:
@@ -277,23 +277,27 @@ class SharedNames:
             },
         )
 
-    def translate(self, seen: Observation) -> Observation:
+    def translate(self, observation: Observation) -> Observation:
         """Translates an observation of the earlier study into names and limits of the new one, as far as possible."""
-        objectives = {new: seen.objectives[old] for old, new in self.objectives.items() if old in seen.objectives}
+        objectives = {
+            new: observation.objectives[old] for old, new in self.objectives.items() if old in observation.objectives
+        }
         excess = {
-            new: seen.constraints[old] + shift for old, (new, shift) in self.budgets.items() if old in seen.constraints
+            new: observation.constraints[old] + shift
+            for old, (new, shift) in self.budgets.items()
+            if old in observation.constraints
         }
         names = {**self.objectives, **{old: new for old, (new, _) in self.budgets.items()}}
-        noise = {new: seen.noise[old] for old, new in names.items() if old in seen.noise}
-        status = seen.status
+        noise = {new: observation.noise[old] for old, new in names.items() if old in observation.noise}
+        status = observation.status
         # A stopped layout's quality is that of a lower rung, which decides nothing.
         undecided = {name for name in excess if status == "stopped" and name.endswith(check_name("", PROXY))}
         if max((excess[name] for name in excess.keys() - undecided), default=0.0) > 0:
             status = "infeasible"
         elif status == "infeasible":
             status = "stopped"  # it keeps the budgets of the new study
-        parts = {new: seen.parts[old] for old, new in self.objectives.items() if old in seen.parts}
-        return Observation(seen.layout, status, objectives, excess, seen.rung, noise, parts)
+        parts = {new: observation.parts[old] for old, new in self.objectives.items() if old in observation.parts}
+        return Observation(observation.layout, status, objectives, excess, observation.rung, noise, parts)
 
 
 def replay(
@@ -318,8 +322,8 @@ def replay(
             proposals = proposer.ask(1)
             _check_engine(recorded, proposals)
             if [proposal.layout.id for proposal in proposals] != [recorded.layout_id]:
-                shown = proposals[0].layout.format() if proposals else "nothing"
-                differences.append(f"trial {event.trial}: {Layout.from_json(recorded.layout)} became {shown}")
+                text = proposals[0].layout.format() if proposals else "nothing"
+                differences.append(f"trial {event.trial}: {Layout.from_json(recorded.layout)} became {text}")
         elif note := Observed.read(event.payload):
             proposer.tell(note.observation)
         elif fixed := ReferencePointFixed.read(event.payload):
@@ -405,11 +409,11 @@ def _learn(store: Store, name: str, new: BoundSpace, sampler: Sampler) -> tuple[
     shared = SharedNames.between(old, new)
     observations, left_out = [], Counter[str]()
     last = {note.observation.layout.id: note.observation for note in notes(events, Observed)}
-    for seen in last.values():
-        translated = shared.translate(seen)
-        if seen.status not in _FINAL:
+    for observation in last.values():
+        translated = shared.translate(observation)
+        if observation.status not in _FINAL:
             left_out["without a result of their own"] += 1
-        elif not sampler.admits(seen.layout):
+        elif not sampler.admits(observation.layout):
             left_out["outside this space"] += 1
         elif not translated.objectives and not translated.constraints:
             left_out["with nothing comparable"] += 1

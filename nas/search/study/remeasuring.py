@@ -37,10 +37,10 @@ class Remeasuring:
         """Names the front by what chose it, then measures all of a round before the next round begins."""
         (published,) = (number for number, run in self._runs.items() if run.reference == PUBLISHED)
         scales = self._study.scales
-        theirs = scales.axes(self._runs[published])
-        if theirs is None or scales.reference_point is None or not scales.complete:
+        reference_axes = scales.axes(self._runs[published])
+        if reference_axes is None or scales.reference_point is None or not scales.complete:
             return
-        named = naming_order(scales.complete, theirs, scales.reference_point)[: self._settings.members]
+        named = naming_order(scales.complete, reference_axes, scales.reference_point)[: self._settings.members]
         ledger = self._study.ledger
         earlier = notes(ledger.events(), Named)
         if not earlier or [*earlier[-1].trials] != named:

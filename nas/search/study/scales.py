@@ -277,14 +277,16 @@ async def train_anchors(work: StageWork, scales: Scales, layouts: Sequence[Layou
     for rung in range(len(config.rungs)):
         ladder = config.with_seeds(config.anchors.seeds)
         trained = [work.train_rung(trial, layout, rung, ladder, anchor=True) for layout in remaining]
-        ended = await asyncio.gather(*trained, return_exceptions=True)
-        failed = [outcome for outcome in ended if isinstance(outcome, BaseException)]
+        outcomes = await asyncio.gather(*trained, return_exceptions=True)
+        failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for error in failed:
             if not isinstance(error, CandidateFailed) or len(remaining) - len(failed) < _FEWEST_ANCHORS:
                 raise error
-        scores = [outcome for outcome in ended if not isinstance(outcome, BaseException)]
+        scores = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
         remaining = [
-            layout for layout, outcome in zip(remaining, ended, strict=True) if not isinstance(outcome, BaseException)
+            layout
+            for layout, outcome in zip(remaining, outcomes, strict=True)
+            if not isinstance(outcome, BaseException)
         ]
         counts = seed_counts(rung_jobs(config, rung, remaining[0], work.corpus))
         await scales.learn_anchors(rung, Anchors(scores, counts))

@@ -180,13 +180,13 @@ class Trainings:
                 size = math.ceil(len(group.jobs) / (1 + self._free.free))
                 first, *others = (group.jobs[start : start + size] for start in range(0, len(group.jobs), size))
                 # All run to their end, so that a retry meets no worker that still trains the same seed.
-                ended = await asyncio.gather(
+                results = await asyncio.gather(
                     self._train(first), *(self._train_elsewhere(trial, part) for part in others), return_exceptions=True
                 )
         finally:
             self._close(group)
         outcomes: dict[str, Outcome] = {}
-        for result in ended:
+        for result in results:
             if isinstance(result, BaseException):
                 raise result
             outcomes |= result
@@ -267,12 +267,12 @@ class StageWork:
         targets, weights = self._target_of_runtimes(), RandomWeights(DEPLOY_SEED)
         exports = [self._export(trial, layout, label, target, weights) for label, target in targets.items()]
         # All run to their end: what one lowers serves other candidates, even if this one fails.
-        ended = await asyncio.gather(*exports, return_exceptions=True)
-        failed = [result for result in ended if isinstance(result, BaseException)]
+        results = await asyncio.gather(*exports, return_exceptions=True)
+        failed = [result for result in results if isinstance(result, BaseException)]
         # The candidate's own failure first: a retry does not change it.
         for error in sorted(failed, key=lambda error: not isinstance(error, CandidateFailed)):
             raise error
-        return dict(zip(targets, (result for result in ended if isinstance(result, Artifact)), strict=True))
+        return dict(zip(targets, (result for result in results if isinstance(result, Artifact)), strict=True))
 
     async def measure(
         self, trial: int, artifact: Artifact, where: MeasurementKey, repetitions: int, replicate: int = 0

@@ -29,7 +29,7 @@ class StoppingRules:
         self._rules, self._ledger, self._trials = rules, ledger, trials
         self._expected: dict[int, Expected] = {}
         self._logged: Closed | None = None
-        self._before_s, self._begun = 0.0, time.monotonic()
+        self._before_s, self._start = 0.0, time.monotonic()
 
     def recall(self, log: list[Event]) -> None:
         """Restores the state from the log of earlier launches."""
@@ -44,7 +44,7 @@ class StoppingRules:
 
     def is_due(self, proposed: int) -> bool:
         """Returns whether a rule ends the study, and logs it."""
-        hours = (self._before_s + time.monotonic() - self._begun) / 3600
+        hours = (self._before_s + time.monotonic() - self._start) / 3600
         why = stop_reason(
             self._rules, proposed=proposed, trials=self._trials, hours=hours, expected=[*self._expected.values()]
         )

@@ -40,7 +40,7 @@ class TrialRun:
         quality: at the highest rung so far.
         rung: index of the highest one that it entered.
         waiting: whether it waits for other trials, with nothing to do itself.
-        ended: whether it came to an end in this process.
+        has_ended: whether it came to an end in this process.
         failed: why it failed.
     """
 
@@ -53,7 +53,7 @@ class TrialRun:
     quality: Quality | None = None
     rung: int | None = None
     waiting: bool = False
-    ended: bool = False
+    has_ended: bool = False
     failed: CandidateFailed | InfrastructureFailed | None = None
 
     @property
@@ -243,5 +243,5 @@ def end_infeasible(run: TrialRun, study: StudyContext, broken: Iterable[BudgetCh
 
 def _end(run: TrialRun, study: StudyContext, kind: EventKind, **payload: Any) -> None:
     study.ledger.mark(run.number, kind, **payload)
-    run.ended = True
+    run.has_ended = True
     study.report(run, kind.value)

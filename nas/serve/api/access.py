@@ -52,7 +52,7 @@ def require(needed: Role) -> Any:
 
 
 def _check(needed: Role) -> Callable[..., ApiToken]:
-    def check(request: Request, shown: object = Depends(_documented)) -> ApiToken:
+    def check(request: Request, credentials: object = Depends(_documented)) -> ApiToken:
         token: ApiToken = request.state.token
         if not token.role.includes(needed):
             raise HTTPException(403, f"this needs role {needed}; token {token.name!r} has role {token.role}")

@@ -477,8 +477,8 @@ def jobs_router(store: Store, access: Access) -> APIRouter:
     ) -> JobPage:
         cursor = _job_cursor(after) if after is not None else None
         rows = pages.jobs(store, limit=limit + 1, after=cursor, state=state, device=device, study_name=study)
-        shown = rows[:limit]
-        return JobPage(jobs=shown, next=f"{shown[-1].created!r}~{shown[-1].id}" if len(rows) > limit else None)
+        page = rows[:limit]
+        return JobPage(jobs=page, next=f"{page[-1].created!r}~{page[-1].id}" if len(rows) > limit else None)
 
     return router
 
@@ -488,8 +488,8 @@ def page_of_devices(
 ) -> DevicePage:
     """Returns devices by id, after `after`; `submitted` says who submitted the studies that wait for them."""
     rows = sorted((row for row in devices.all(store) if row.id > after), key=lambda row: row.id)  # not by collation
-    shown = _views(store, rows[:limit], submitted)
-    return DevicePage(devices=shown, next=shown[-1].id if len(rows) > limit else None)
+    views = _views(store, rows[:limit], submitted)
+    return DevicePage(devices=views, next=views[-1].id if len(rows) > limit else None)
 
 
 def device_detail(
@@ -588,8 +588,8 @@ def page_of_agents(store: Store, *, after: str = "", limit: int) -> AgentPage:
     for row in devices.all(store):
         served[row.agent].append(row.id)
     later = sorted((agent for agent in agents.all(store) if agent.name > after), key=lambda agent: agent.name)
-    shown = [AgentView(**shared(AgentView, agent), devices=served[agent.name]) for agent in later[:limit]]
-    return AgentPage(agents=shown, next=shown[-1].name if len(later) > limit else None)
+    views = [AgentView(**shared(AgentView, agent), devices=served[agent.name]) for agent in later[:limit]]
+    return AgentPage(agents=views, next=views[-1].name if len(later) > limit else None)
 
 
 def revoke_secret(store: Store, name: str) -> AgentView:

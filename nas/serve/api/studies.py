@@ -278,16 +278,16 @@ def studies_router(
         if not after.isdecimal() or not after.isascii():
             raise InvalidInput("'after' is what the page before gave as 'next'", where="after")
         rows = pages.studies(store, after=min(int(after), LAST_ID), limit=limit + 1, matching=filter)
-        shown = [_begun(row, submitted.find(row.name)) for row in rows[:limit]]
+        statuses = [_row_status(row, submitted.find(row.name)) for row in rows[:limit]]
         if len(rows) > limit:
-            return StudyPage(studies=shown, next=str(rows[limit - 1].id))
+            return StudyPage(studies=statuses, next=str(rows[limit - 1].id))
         queued = [_queued(submission) for submission in submitted.not_begun()]
         waiting = [
             study
             for study in queued
             if text.lower() in study.study.lower() and space in ("", study.space) and state in ("", study.state)
         ]
-        return StudyPage(studies=shown + waiting, next=None)
+        return StudyPage(studies=statuses + waiting, next=None)
 
     @router.post("", summary="Submit a study", status_code=201, responses=documented(409))
     @max_body(_MAX_SUBMISSION)
@@ -437,14 +437,14 @@ def _parts(file: IO[bytes]) -> Iterator[bytes]:
 def _view(store: Store, submitted: SubmittedStudies, name: str) -> StudyStatus:
     row, submission = submitted.row(name), submitted.find(name)
     if row is not None:
-        return _begun(pages.summary(store, row), submission)
+        return _row_status(pages.summary(store, row), submission)
     if submission is None:
         names = {*(study.name for study in pages.studies(store, limit=1000)), *(s.study for s in submitted.not_begun())}
         raise UnknownName("study", name, names)
     return _queued(submission)
 
 
-def _begun(row: StudySummary, submission: Submission | None) -> StudyStatus:
+def _row_status(row: StudySummary, submission: Submission | None) -> StudyStatus:
     return StudyStatus(
         study=row.name,
         submission=SubmissionView.model_validate(submission) if submission else None,
@@ -456,7 +456,7 @@ def _queued(submission: Submission) -> StudyStatus:
     return StudyStatus(
         study=submission.study,
         space=submission.space,
-        state="failed" if submission.ended else "queued",
+        state="failed" if submission.has_ended else "queued",
         desired_state="stop" if submission.stop else "run",
         trials=0,
         created=submission.submitted,
@@ -468,10 +468,10 @@ def _events(store: Store, submitted: SubmittedStudies, name: str, after: int, li
     # The state first: what it says has ended has written its last event.
     view, row = _view(store, submitted, name), submitted.row(name)
     new = events.since(store, row.id, after, limit=limit) if row is not None else []
-    shown = [EventView.model_validate(event) for event in new]
+    entries = [EventView.model_validate(event) for event in new]
     last = new[-1].id if new else after
     over = view.state in _OVER if view.submission is None else view.submission.state is SubmissionState.ENDED
-    return EventPage(events=shown, last=last, state=view.state, ended=over and len(new) < limit)
+    return EventPage(events=entries, last=last, state=view.state, ended=over and len(new) < limit)
 
 
 def _newest(store: Store, submitted: SubmittedStudies, name: str) -> int:

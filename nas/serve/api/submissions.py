@@ -111,7 +111,7 @@ class Submission(BaseModel):
     message: str | None = None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether nothing more is due."""
         return self.state is SubmissionState.ENDED
 
@@ -295,7 +295,7 @@ class SubmittedStudies:
         )
         with self._changing:
             earlier, row = self.find(study), self.row(study)
-            in_use = row is not None or (earlier is not None and not earlier.ended)
+            in_use = row is not None or (earlier is not None and not earlier.has_ended)
             if earlier is not None and in_use and earlier.same_request(new):
                 return earlier
             if in_use:
@@ -353,7 +353,7 @@ class SubmittedStudies:
         """Records ended processes, and starts those that are due."""
         with self._changing:
             running = [
-                submission for submission in self._all() if not submission.ended and self._is_running(submission)
+                submission for submission in self._all() if not submission.has_ended and self._is_running(submission)
             ]
             free = self._at_once - len(running)
             due = [submission for submission in self._all() if submission.state is SubmissionState.QUEUED]
@@ -396,7 +396,7 @@ class SubmittedStudies:
             raise Conflict(f"study {study!r} was not submitted; resume it where it was launched: nas launch --resume")
         if submission is not None:
             fresh = {"stop": False, "tries": 0, "not_before": 0.0}
-            again = {"state": SubmissionState.QUEUED, "message": None} if submission.ended else {}
+            again = {"state": SubmissionState.QUEUED, "message": None} if submission.has_ended else {}
             self._folder(study).write(submission.model_copy(update=fresh | again))
 
     def _note_stop(self, submission: Submission) -> None:

@@ -39,7 +39,7 @@ _TRY_AGAIN = (408, 425, 429)
 """Answers 4xx of a receiver that is busy."""
 _LATEST = 200
 """Studies that are watched, newest first."""
-_ENDED = (StudyState.COMPLETE, StudyState.STOPPED, StudyState.FAILED, INTERRUPTED)
+_END_STATES = (StudyState.COMPLETE, StudyState.STOPPED, StudyState.FAILED, INTERRUPTED)
 
 _SUCCESS = range(200, 300)
 
@@ -123,7 +123,7 @@ class Webhook:
                 before = states.get(key)
                 if state == before:
                     continue
-                if not first and (state in (*_ENDED, Health.BAD) or (state == Health.GOOD and before is not None)):
+                if not first and (state in (*_END_STATES, Health.BAD) or (state == Health.GOOD and before is not None)):
                     refusal = self._refusals.get((key, state), _Refusal())
                     if self._store.clock.monotonic() < refusal.next_try:
                         continue

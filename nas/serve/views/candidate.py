@@ -600,9 +600,9 @@ def _qualities(
 def _measurement(study: StudySnapshot, key: MeasurementKey, measurement: Measurement) -> MeasurementView:
     base = (study.record.published or {}).get(key, {})
     ratios = {
-        name: figure.value / theirs
+        name: figure.value / reference
         for name, figure in measurement.figures.items()
-        if figure.value is not None and name in base and (theirs := base[name].value)
+        if figure.value is not None and name in base and (reference := base[name].value)
     }
     return MeasurementView(
         **shared(MeasurementView, measurement)
@@ -631,10 +631,10 @@ def _evaluations(study: StudySnapshot, record: Record) -> Iterator[EvaluationVie
         means = {name: value for name, (value, _) in _qualities(study, rung).items()}
         yield EvaluationView(rung=rung, group="", value=quality.value, sd=quality.sd, references=means)
         for group, value in quality.per_group.items():
-            theirs = {name: reference.rungs.get(rung) for name, reference in study.record.references.items()}
+            qualities = {name: reference.rungs.get(rung) for name, reference in study.record.references.items()}
             scores = {
-                name: theirs_at_rung.per_group.get(group) if theirs_at_rung else None
-                for name, theirs_at_rung in theirs.items()
+                name: reference_quality.per_group.get(group) if reference_quality else None
+                for name, reference_quality in qualities.items()
             }
             yield EvaluationView(rung=rung, group=group, value=value, sd=None, references=scores)
     if record.rescored is not None:
@@ -691,15 +691,15 @@ def _artifacts(store: Store, record: Record, stored: Sequence[Result]) -> list[A
 
 def _ancestors(study: StudySnapshot, record: Record) -> Iterator[AncestorView]:
     """Yields the nearest first, each once, up to the limits."""
-    seen = {record.trial.number}
+    lineage = {record.trial.number}
     generation = record.trial.parents
     for generations in range(1, _GENERATIONS + 1):
-        numbers = [number for number in dict.fromkeys(generation) if number not in seen]
+        numbers = [number for number in dict.fromkeys(generation) if number not in lineage]
         generation = ()
         for number in numbers:
-            if len(seen) > _ANCESTORS:
+            if len(lineage) > _ANCESTORS:
                 return
-            seen.add(number)
+            lineage.add(number)
             row, layout = study.records[number].trial, study.records[number].layout
             yield AncestorView(
                 generations=generations,
@@ -717,7 +717,7 @@ def _profiles(study: StudySnapshot, record: Record) -> Iterator[ProfileView]:
     Raises:
         InvalidInput: one is of another layout.
     """
-    seen = set()
+    requests = set()
     for event in reversed(study.record.log.notes):
         profiled = Profiled.read(event.payload)
         if profiled is None or profiled.trial != record.trial.number:
@@ -725,8 +725,8 @@ def _profiles(study: StudySnapshot, record: Record) -> Iterator[ProfileView]:
         if not profiled.profile.is_of(record.layout):
             raise InvalidInput(f"a profile of trial {profiled.trial} is of another layout")
         request = (profiled.device, profiled.runtime, profiled.prompt, profiled.gen, profiled.threads)
-        if request not in seen:
-            seen.add(request)
+        if request not in requests:
+            requests.add(request)
             of_request = shared(ProfileView, profiled)
             yield ProfileView(**dict(profiled.profile), **of_request, device_id=profiled.device, at=event.at)
 

@@ -129,7 +129,9 @@ def align(layouts: Sequence[Layout]) -> list[Row]:
 
 def differs(layouts: Sequence[Layout], row: Row) -> bool:
     """Returns whether a row's layers differ in kind or shape, or one is missing."""
-    return len({None if index is None else layout.own(index) for layout, index in zip(layouts, row, strict=True)}) > 1
+    return (
+        len({None if index is None else layout.layer_at(index) for layout, index in zip(layouts, row, strict=True)}) > 1
+    )
 
 
 def layer_codes(layouts: Sequence[Layout]) -> NDArray[np.int32]:
@@ -142,7 +144,7 @@ def layer_codes(layouts: Sequence[Layout]) -> NDArray[np.int32]:
     codes = np.zeros((len(layouts), max((layout.depth for layout in layouts), default=0), 2), np.int32)
     for row, layout in zip(codes, layouts, strict=True):
         for index in range(layout.depth):
-            layer = layout.own(index)
+            layer = layout.layer_at(index)
             row[index] = [numbers.setdefault(part, len(numbers) + 1) for part in (layer.mixers, layer.ffn)]
     return codes
 
@@ -168,7 +170,7 @@ def distances(codes: NDArray[np.int32], number: int) -> NDArray[np.int32]:
 
 
 def _layer(layout: Layout, index: int, context: int) -> LayerView:
-    layer = layout.own(index)
+    layer = layout.layer_at(index)
     return LayerView(
         index=index,
         mixers=tuple(_block(block, layout.d_model, context) for block in layer.mixers),
@@ -230,5 +232,5 @@ def _costs(first: Layout, other: Layout) -> list[list[int]]:
 
 
 def _cost(first: Layout, i: int, other: Layout, j: int) -> int:
-    a, b = first.own(i), other.own(j)
+    a, b = first.layer_at(i), other.layer_at(j)
     return int(a.mixers != b.mixers) + int(a.ffn != b.ffn)

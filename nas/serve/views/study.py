@@ -372,8 +372,12 @@ def points(study: StudySnapshot, since: int = 0, axes: Sequence[str] = ()) -> Po
 
 def best_trial(study: StudySnapshot) -> int | None:
     """Returns the trial that the headline names, else the first of the front; None without a front."""
-    said = study.cached("headline", lambda: headline(study))
-    return said.named if said and said.named is not None else next((row.trial for row in study.front if row.on), None)
+    result = study.cached("headline", lambda: headline(study))
+    return (
+        result.named
+        if result and result.named is not None
+        else next((row.trial for row in study.front if row.on), None)
+    )
 
 
 def points_json(study: StudySnapshot, since: int = 0, axes: Sequence[str] = ()) -> bytes:
@@ -495,14 +499,14 @@ def _waiting(study: StudySnapshot) -> str | None:
         return None
     states = study.states()
     under_way = [f"{count} {state.replace('_', ' ')}" for state, count in states.items() if state not in TERMINAL]
-    ended = [f"{count} {state}" for state, count in states.items() if state in TERMINAL]
+    final_counts = [f"{count} {state}" for state, count in states.items() if state in TERMINAL]
     if study.reference_point is None:
         event = "the reference layouts to be measured: all others are compared with them"
     elif not states:
         event = "the first layouts to be proposed"
     else:
         event = "the first trial to be complete"
-    parts = {"under way": under_way, "ended": ended}
+    parts = {"under way": under_way, "ended": final_counts}
     counts = "; ".join(f"{what}: {', '.join(words)}" for what, words in parts.items() if words)
     return f"Waiting for {event}" + (f" ({counts})" if counts else "")
 
@@ -617,7 +621,7 @@ def _drawn_kinds(space: str) -> Counter[tuple[str, str]] | None:
 
 def _kinds(layout: Layout) -> Iterator[tuple[str, str]]:
     """Yields role and kind of the blocks of all layers; of a missing one `NONE`."""
-    for layer in map(layout.own, range(layout.depth)):
+    for layer in map(layout.layer_at, range(layout.depth)):
         yield from (("mixer", kind) for kind in [block.kind for block in layer.mixers] or [NONE])
         yield "ffn", layer.ffn.kind if layer.ffn else NONE
 

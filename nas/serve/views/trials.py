@@ -122,7 +122,7 @@ def trials_view(study: StudySnapshot, query: Mapping[str, str]) -> TrialsView:
     numbers = _sorted(study, np.flatnonzero(_matching(study, parsed)), parsed)
     start = min(parsed.start, max(0, len(numbers) - 1) // ROWS * ROWS)
     columns = _columns(study, parsed)
-    seen = set(np.unique(study.table["state"]).tolist())
+    codes = set(np.unique(study.table["state"]).tolist())
     present = np.asarray(study.table["blocks"].any(axis=(0, 2))).tolist()
     return TrialsView(
         study=study.name,
@@ -130,7 +130,7 @@ def trials_view(study: StudySnapshot, query: Mapping[str, str]) -> TrialsView:
         trials=len(study.table),
         matching=len(numbers),
         query=parsed.model_copy(update={"start": start}),
-        states=[state for code, state in enumerate(STATES) if code in seen],
+        states=[state for code, state in enumerate(STATES) if code in codes],
         blocks=[kind for (_, kind), any_ in zip(study.block_roles, present, strict=True) if any_ and kind != NONE],
         targets=target_names(study.axes),
         tags=_tags(study),

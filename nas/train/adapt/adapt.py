@@ -228,8 +228,8 @@ class Adaptation:
         vocab = self.teacher.layout.vocab
         counted = np.concatenate([source.train[:_COUNTED] for source in self.sources])
         counts = np.bincount(counted, minlength=vocab)
-        seen = np.count_nonzero(counts)
-        frequency = torch.from_numpy((counts + seen / vocab) / (len(counted) + seen))
+        types = np.count_nonzero(counts)
+        frequency = torch.from_numpy((counts + types / vocab) / (len(counted) + types))
         model_nats = frequency_nats = tokens = 0.0
         for source in self.sources:
             for inputs, labels in islice(held_out_windows(source.held_out, _WINDOW), _WINDOWS):
@@ -473,18 +473,18 @@ class Adaptation:
     def _flops(self, library: int, healing: int) -> dict[str, float]:
         """Returns part -> FLOPs, for so many tokens of library and healing; a backward pass takes two forward ones."""
         layout, settings = self.teacher.layout, self.request.library
-        seen = max(1, settings.length // 2)
+        context = max(1, settings.length // 2)
         blocks = [alternative for listed in self.alternatives.values() for alternative in listed]
         trainings = {
             (slot, self.library.trainable(slot, alternative))
             for slot, listed in self.alternatives.items()
             for alternative in listed
         }
-        trained = sum(block.spec.flops(block, layout.d_model, seen) for _, block in trainings if block is not None)
+        trained = sum(block.spec.flops(block, layout.d_model, context) for _, block in trainings if block is not None)
         child = layout.flops(max(1, self.request.healing.length // 2))
         return {
-            "library": library * (3 * trained + layout.flops(seen)),
-            "scores": len(blocks) * settings.score_tokens * layout.flops(seen),
+            "library": library * (3 * trained + layout.flops(context)),
+            "scores": len(blocks) * settings.score_tokens * layout.flops(context),
             "healing": healing * 4 * child * (1 + self.request.front),
         }
 
@@ -557,13 +557,13 @@ class Adaptation:
             InvalidInput: no choice keeps them.
         """
         budgets = self._budgets(problem.base)
-        limits, tried = dict(budgets), 0
+        limits, attempts = dict(budgets), 0
         for _ in range(_ROUNDS):
             self.worker.log("selecting and measuring a child")
             picked = select(problem.options, problem.base, limits, problem.terms)
             if picked is None:
                 break
-            tried += 1
+            attempts += 1
             if (child := self._child(problem, picked, decide=True)) is None:
                 predicted = total(picked, problem.base, problem.terms)
                 limits = {name: _MARGIN * min(limit, predicted[name]) for name, limit in limits.items()}
@@ -576,7 +576,7 @@ class Adaptation:
                 limits[name] *= _MARGIN / ratio
         limits_text = ", ".join(f"{name} <= {limit:g}" for name, limit in budgets.items())
         figures = ", ".join(f"{name} {problem.base[name]:.4g}" for name in budgets)
-        none = f"none of the choices of blocks that were tried, {tried}," if tried else "no choice of blocks"
+        none = f"none of the choices of blocks that were tried, {attempts}," if attempts else "no choice of blocks"
         raise InvalidInput(f"{none} keeps {limits_text}; the model itself has {figures}", where="--budget")
 
     def _child(self, problem: Problem, picked: Mapping[Slot, Option[Slot]], *, decide: bool = False) -> Child | None:
@@ -735,8 +735,8 @@ def _stored_bits(layout: Layout, teacher: Mapping[str, Any], child: Mapping[str,
     if not layout.quantisation:
         return {}
     before = Layout.parse(teacher["layout"]).quantisation
-    theirs = f"of the model it comes from, as {before}, {teacher['stored']['bits_per_byte']:.4f}"
-    return {f"bits per byte as {layout.quantisation}": f"{child['stored']['bits_per_byte']:.4f}, {theirs}"}
+    comparison = f"of the model it comes from, as {before}, {teacher['stored']['bits_per_byte']:.4f}"
+    return {f"bits per byte as {layout.quantisation}": f"{child['stored']['bits_per_byte']:.4f}, {comparison}"}
 
 
 def _undominated(children: Iterable[Child], name: str) -> list[Child]:

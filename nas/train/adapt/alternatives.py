@@ -84,7 +84,7 @@ def further_mixers(texts: Sequence[str], d_model: int) -> tuple[Block, ...]:
     """
     mixers = tuple(Block.parse(text, "mixer").canonical(d_model) for text in texts)
     for block in mixers:
-        if "kv" in dict(block.given):
+        if "kv" in dict(block.args):
             raise InvalidInput(f"{block.format()} shares the cache of another layer", where="mixers")
     return mixers
 
@@ -104,7 +104,7 @@ def _mixers(trained: Block, d_model: int, window: int, further: Sequence[Block])
     for fewer in (kv // 2, kv // 4):
         if fewer and kv % fewer == 0:
             yield trained.replace(kv_heads=fewer)
-    shared = {name: value for name, value in trained.given if name not in ("kv", "window", "sink")}
+    shared = {name: value for name, value in trained.args if name not in ("kv", "window", "sink")}
     yield Block.of("swa", **{**shared, "window": window})
     yield Block.of("swa", **{**shared, "window": window, "sink": 1})
     rope = size // 4 * 2

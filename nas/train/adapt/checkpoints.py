@@ -108,11 +108,11 @@ def import_model(source: Path, output: Path) -> TrainedModel:
     opened = _opened(source)
     model = _read(opened)
     names = model.names or tuple(TensorName((name,), name) for name in _shapes(model.layout))
-    origin = {ours: name for name in names for ours in name.ours}
+    origin = {key: name for name in names for key in name.keys}
     shapes = _shapes(model.layout)
     assert origin.keys() == shapes.keys(), "the family names every tensor of the layout"
     tensors = opened.tensors()
-    tensors.check({name.theirs for name in names if name.theirs}, tied=model.layout.tied)
+    tensors.check({name.upstream for name in names if name.upstream}, tied=model.layout.tied)
     planned = [Planned(name, shape, torch.float32) for name, shape in sorted(shapes.items())]
     values = (_converted(tensor, origin, model.factors, tensors, str(source)) for tensor in planned)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -206,21 +206,22 @@ def _converted(
     where: str,
 ) -> Tensor:
     source = origin[one.name]
-    tensor = source.split(files)[one.name] if source.theirs else torch.ones(one.shape)
+    tensor = source.split(files)[one.name] if source.upstream else torch.ones(one.shape)
     if tuple(tensor.shape) != one.shape:
         raise InvalidInput(
-            f"{origin[one.name].theirs} gives {one.name} the shape {list(tensor.shape)}, its layout needs"
+            f"{origin[one.name].upstream} gives {one.name} the shape {list(tensor.shape)}, its layout needs"
             f" {list(one.shape)}",
             where=where,
         )
     if not tensor.isfinite().all():
-        raise InvalidInput(f"{origin[one.name].theirs} holds NaN or infinity", where=where)
+        raise InvalidInput(f"{origin[one.name].upstream} holds NaN or infinity", where=where)
     if (factor := factors.get(one.name, 1.0)) == 1.0:
         return tensor
     rows = torch.tensor(factor).view(-1, *[1] * (tensor.ndim - 1))
     if not (tensor := tensor * rows).isfinite().all():
         raise InvalidInput(
-            f"{origin[one.name].theirs} becomes infinite: constants of its configuration multiply it by {rows.max():g}",
+            f"{origin[one.name].upstream} becomes infinite: constants of its configuration multiply it by"
+            f" {rows.max():g}",
             where=where,
         )
     return tensor

@@ -388,6 +388,6 @@ def trained_model(
                 factors[f"{prefix}.{gain}"] = factors.get(f"{prefix}.{gain}", 1.0) * scores
                 if not block.get("qk_norm"):
                     factors[f"{prefix}.q.bias"] = scores
-    ours = {ours for name in names for ours in name.ours}
-    used = {name: factor for name, factor in factors.items() if name in ours and factor != 1.0}
+    keys = {key for name in names for key in name.keys}
+    used = {name: factor for name, factor in factors.items() if name in keys and factor != 1.0}
     return TrainedModel(layout, str(options.get("model_type")), names, used)

@@ -135,7 +135,7 @@ def _granite(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
         "residual_scale": "residual_multiplier",
         "logit_scale": "logits_scaling",
     }
-    settings = {theirs: keys(name) for name, theirs in names.items() if keys(name) is not None}
+    settings = {setting: keys(name) for name, setting in names.items() if keys(name) is not None}
     if not keys("expert_count"):  # hybrids without Mamba-2 and experts have their keys
         for name in (*_OF_MAMBA, "expert_used_count", "expert_shared_feed_forward_length"):
             keys(name)
@@ -187,7 +187,7 @@ def _granite_hybrid(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
         raise Unsupported("Mamba-2 of no known width, or no list of heads (ssm.inner_size, attention.head_count_kv)")
     names = {"conv_kernel": "d_conv", "state_size": "d_state", "time_step_rank": "n_heads", "group_count": "n_groups"}
     return {
-        **{f"mamba_{theirs}": keys(f"ssm.{name}") for name, theirs in names.items()},
+        **{f"mamba_{setting}": keys(f"ssm.{name}") for name, setting in names.items()},
         **_granite(keys, config),
         "mamba_expand": inner // width,
         "layer_types": ["full_attention" if count else "linear_attention" for count in counts],
@@ -202,7 +202,7 @@ def _granite_hybrid(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
 def _falcon_h1(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     names = {"conv_kernel": "d_conv", "inner_size": "d_ssm", "state_size": "d_state", "time_step_rank": "n_heads"}
     names["group_count"] = "n_groups"
-    return {f"mamba_{theirs}": keys(f"ssm.{name}") for name, theirs in names.items()} | {
+    return {f"mamba_{setting}": keys(f"ssm.{name}") for name, setting in names.items()} | {
         "mamba_norm_before_gate": False
     }
 
@@ -398,7 +398,7 @@ class GgufModel(TheirTensors):
             read.add(name)
             return fields.get(f"{arch}.{name}")
 
-        config = {theirs: keys(name) for name, theirs in _SETTINGS.items() if keys(name) is not None}
+        config = {setting: keys(name) for name, setting in _SETTINGS.items() if keys(name) is not None}
         depth, embedding = config.get("num_hidden_layers"), tensors.get("token_embd.weight")
         if not isinstance(depth, int) or not 1 <= depth <= MAX_DEPTH:
             raise InvalidInput(f"{arch}.block_count must be in [1, {MAX_DEPTH}], not {depth!r}", where=self.where)
@@ -499,5 +499,5 @@ def _llama3(factors: np.ndarray[Any, np.dtype[np.float32]], base: float, where: 
 
 def few(names: list[str]) -> str:
     """Returns the first names of a list, and how many more there are."""
-    shown = ", ".join(names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+    text = ", ".join(names[:5])
+    return text if len(names) <= 5 else f"{text} and {len(names) - 5} more"

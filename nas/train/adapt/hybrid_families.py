@@ -123,7 +123,7 @@ _HALVES = {
         *(TensorName((name,), f"mixer.{name}") for name in ("A_log", "D")),
         weight_name("out", "mixer.out_proj"),
     ),
-    "mamba2": tuple(replace(name, theirs=name.theirs.replace("mamba.", "mixer.")) for name in _GRANITE_MAMBA),
+    "mamba2": tuple(replace(name, upstream=name.upstream.replace("mamba.", "mixer.")) for name in _GRANITE_MAMBA),
     "gqa": tuple(weight_name(name, f"mixer.{name}_proj") for name in "qkvo"),
     "relu2": tuple(weight_name(name, f"mixer.{name}_proj") for name in ("up", "down")),
 }
@@ -235,7 +235,7 @@ def _falcon_h1_factors(options: Options, mamba: Block, d_model: int) -> dict[str
 def _falcon_h1_layer(mamba: Block, attention: Block) -> LayerNames:
     return {
         "": (weight_name("mixer_norm", "input_layernorm"), weight_name("ffn_norm", "pre_ff_layernorm")),
-        ".mixers.0": [name for name in _GRANITE_MAMBA if mamba.get("norm") or "norm" not in name.theirs],
+        ".mixers.0": [name for name in _GRANITE_MAMBA if mamba.get("norm") or "norm" not in name.upstream],
         ".mixers.1": stock_names(attention),
         ".ffn": [weight_name(part, f"feed_forward.{part}_proj") for part in _FFN],
     }
@@ -487,11 +487,11 @@ def _lfm3_layer(mixer: Block, order: tuple[int, ...], norms: Norms) -> LayerName
     return {
         "": [weight_name(*norm) for norm in {"mixer_norm": "operator_norm", "ffn_norm": "ffn_norm", **behind}.items()],
         ".mixers.0": [
-            replace(name, order=order if name.ours[0] in turned else ())
+            replace(name, order=order if name.keys[0] in turned else ())
             for name in (CONV_NAMES if mixer.kind == "conv" else stock_names(mixer))
         ],
         ".ffn": [
-            weight_name(ours, f"feed_forward.{name}") for ours, name in zip(_FFN, ("w1", "w3", "w2"), strict=True)
+            weight_name(part, f"feed_forward.{name}") for part, name in zip(_FFN, ("w1", "w3", "w2"), strict=True)
         ],
     }
 
@@ -546,7 +546,7 @@ def _doubled_names(block: Block) -> Iterator[TensorName]:
     order = tuple(2 * size * head + part * size + i for part in (0, 1) for head in range(heads) for i in range(size))
     yield TensorName(("q.weight", "gate.weight"), "self_attn.q_proj.weight", axis=0, order=order)
     for name in stock_names(block):
-        part = name.ours[0].partition(".")[0]
+        part = name.keys[0].partition(".")[0]
         if part not in ("q", "gate"):
             yield replace(name, plus=1.0 if part.endswith("_norm") else 0.0)
 

@@ -392,13 +392,13 @@ class Quantiser:
         base = {KL: base_kl, _FILE_SIZE: fixed / 1e6, **(figures[BASE] if figures else {})}
         choice = select(options, base, allowed)
         if choice is None:
-            shown = []
+            minima = []
             for limit in self._request.budgets:
                 name = limit.metric
                 least = base[name] + sum(min(option.costs[name] for option in row) for row in options.values())
                 lower = f", lowered to {allowed[name]:.4g}" if allowed[name] < limit.value else ""
-                shown.append(f"{name} {least:.4g} (limit {limit.value:.4g}{lower})")
-            text = f"no choice of types keeps the budgets; least, each alone: {', '.join(shown)}"
+                minima.append(f"{name} {least:.4g} (limit {limit.value:.4g}{lower})")
+            text = f"no choice of types keeps the budgets; least, each alone: {', '.join(minima)}"
             raise InvalidInput(text, where="--budget")
         sums = total(choice, base)
         return {slot: option.name for slot, option in choice.items()}, {name: sums[name] for name in base}

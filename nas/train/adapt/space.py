@@ -251,7 +251,7 @@ def _numbers(alternative: Alternative, d_model: int, context: int) -> float:
     block = block_of(alternative)
     if block is None:
         return 0.0
-    spec, caching = block.spec, Block(block.kind, tuple(argument for argument in block.given if argument[0] != "kv"))
+    spec, caching = block.spec, Block(block.kind, tuple(argument for argument in block.args if argument[0] != "kv"))
     cached = spec.kv_bytes(caching, d_model, context, 1.0)
     return spec.count(block, d_model).active + cached + spec.state_bytes(block, d_model) / 4
 

@@ -88,7 +88,7 @@ class Experts:
             for part in ("gate", "up", "down"):
                 yield weight_name(f"shared.{part}", f"mlp.shared_expert.{part}_proj")
         elif block.int("shared"):
-            yield from (replace(name, ours=tuple(f"shared.{part}" for part in name.ours)) for name in GRANITE_FFN)
+            yield from (replace(name, keys=tuple(f"shared.{part}" for part in name.keys)) for name in GRANITE_FFN)
 
 
 _COUNTS = ("num_experts", "num_local_experts")
@@ -259,18 +259,18 @@ class Stock:
     def _names(self, layout: Layout) -> Iterator[TensorName]:
         yield replace(weight_name("embed", "model.embed_tokens"), centred=1 if self.centred else None)
         for i, layer in enumerate(layout.layers):
-            ours, theirs = f"layers.{i}", f"model.layers.{i}"
+            prefix, upstream = f"layers.{i}", f"model.layers.{i}"
             for norm, name in self.norms.items():
-                yield self._norm(norm, name).under(ours, theirs) if not self.centred else _ones(f"{ours}.{norm}")
+                yield self._norm(norm, name).under(prefix, upstream) if not self.centred else _ones(f"{prefix}.{norm}")
             for block, place in ((layer.mixers[0].resolve(layout.d_model), "mixers.0"), (layer.ffn, "ffn")):
                 assert block is not None
-                yield from (name.under(f"{ours}.{place}", theirs) for name in self._block(block))
+                yield from (name.under(f"{prefix}.{place}", upstream) for name in self._block(block))
         yield _ones("norm") if self.centred else self._norm("norm", "model.norm")
         if not layout.tied:
             yield weight_name("head", "lm_head")
 
-    def _norm(self, ours: str, theirs: str) -> TensorName:
-        return replace(weight_name(ours, theirs), plus=self.plus)
+    def _norm(self, name: str, upstream: str) -> TensorName:
+        return replace(weight_name(name, upstream), plus=self.plus)
 
     def _block(self, block: Block) -> Iterator[TensorName]:
         if block.kind == "moe":
@@ -279,7 +279,7 @@ class Stock:
             return
         joined = "".join(self.joined)
         for name in stock_names(block):
-            part = name.ours[0].partition(".")[0]
+            part = name.keys[0].partition(".")[0]
             if part in joined and not part.endswith("_norm"):
                 continue
             if self.pairs and part in ("q", "k"):
@@ -300,8 +300,8 @@ _WIDEST = 1 << 20
 """Window of a layer that sees all tokens and has sinks, which blocks of windows have."""
 
 
-def _ones(ours: str) -> TensorName:
-    return TensorName((f"{ours}.weight",), "")
+def _ones(name: str) -> TensorName:
+    return TensorName((f"{name}.weight",), "")
 
 
 def _pairs(head_dim: int, turned: int) -> tuple[int, ...]:

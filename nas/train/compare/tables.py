@@ -35,10 +35,10 @@ _LETTER = 4.2
 
 def figures_table(comparison: Comparison) -> tuple[Row, list[Row]]:
     """Returns columns and rows: a row per model, in the order of the comparison."""
-    shown = _figures(comparison.models)
-    columns = ["model", "parameters", *(_heading(metric, prompt) for metric, prompt in shown)]
+    figures = _figures(comparison.models)
+    columns = ["model", "parameters", *(_heading(metric, prompt) for metric, prompt in figures)]
     rows = [
-        [_name(model), show_count(model.parameters), *(_shown(figure_of(model, *figure)) for figure in shown)]
+        [_name(model), show_count(model.parameters), *(_figure_text(figure_of(model, *figure)) for figure in figures)]
         for model in comparison.models
     ]
     return columns, rows
@@ -83,7 +83,7 @@ def _at(prompt: int) -> str:
     return f"{prompt // 1024}K" if prompt % 1024 == 0 else str(prompt)
 
 
-def _shown(figure: RecordedFigure | None) -> str:
+def _figure_text(figure: RecordedFigure | None) -> str:
     if figure is None or figure.value is None:
         return "-"
     return f"{figure.value:.4g}" if figure.value < 1e3 else f"{figure.value:,.0f}"

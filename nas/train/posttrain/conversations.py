@@ -380,8 +380,8 @@ class ChatTokenizer:
         self._tokenizer = tokenizer.tokenizer
         texts = {token: text for text, token in self._tokenizer.get_vocab(with_added_tokens=True).items()}
         self._named = tokenizer.named
-        ours = () if isinstance(tokenizer, ModelTokenizer) else SPECIAL
-        self.special = tuple(dict.fromkeys((*ours, *tokenizer.special)))
+        specials = () if isinstance(tokenizer, ModelTokenizer) else SPECIAL
+        self.special = tuple(dict.fromkeys((*specials, *tokenizer.special)))
         """Tokens that messages may not spell."""
         self.ends = tokenizer.ends
         """Ids after which an answer is over."""

@@ -337,14 +337,14 @@ class Chat:
         messages = [*self.messages, Message(role="user", content=self._opening * first + text)]
         messages = self._shortened(messages, self._dialogue.context - min(most // 2, self._dialogue.context // 2))
         ids: list[int] = []
-        shown = ""
+        prefix = ""
         question = self._chat.question(messages, self._tools)
         for token in self._dialogue.answer(question, most, self._chat.ends, temperature=temperature, seed=seed):
             ids.append(token)
             answer = self._chat.answer_of(ids)
             if not answer.endswith("\N{REPLACEMENT CHARACTER}"):  # which stands for an incomplete character
-                yield answer[len(shown) :]
-                shown = answer
+                yield answer[len(prefix) :]
+                prefix = answer
         self.messages = [*messages, Message(role="assistant", content=self._chat.answer_of(ids))]
 
     def _shortened(self, messages: list[Message], room: int) -> list[Message]:

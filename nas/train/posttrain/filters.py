@@ -79,8 +79,8 @@ _PARTS = _Parts({0x2212: " - "})
 
 def question_text(conversation: Conversation) -> str:
     """Returns the contents of all messages but the assistant's, in lower case, with single spaces."""
-    said = (message.text for message in conversation.messages if message.role != "assistant")
-    return " ".join(" ".join(said).lower().split())
+    texts = (message.text for message in conversation.messages if message.role != "assistant")
+    return " ".join(" ".join(texts).lower().split())
 
 
 def without_duplicates(conversations: Sequence[Conversation]) -> list[int]:

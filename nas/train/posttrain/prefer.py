@@ -292,8 +292,8 @@ def _judged(
         scores = iter(judge([*(sample for samples in sampled for sample in samples), *references]))
     by_question = [[next(scores) for _ in samples] for samples in sampled]
     preferences = [
-        preference_of(reference, samples, theirs, score, chat.special)
-        for reference, samples, theirs, score in zip(references, sampled, by_question, scores, strict=True)
+        preference_of(reference, samples, sample_scores, score, chat.special)
+        for reference, samples, sample_scores, score in zip(references, sampled, by_question, scores, strict=True)
     ]
     cut = len(answers) - sum(map(len, sampled))
     return [preference for preference in preferences if preference is not None], cut

@@ -101,12 +101,12 @@ def timed_flops_per_s(layout: Layout) -> float:
 
     Takes seconds. A whole training has longer sequences and an optimiser as well, so that it may reach less.
     """
-    layers = tuple(layout.own(index) for index in range(min(_TIMED_LAYERS, layout.depth)))
+    layers = tuple(layout.layer_at(index) for index in range(min(_TIMED_LAYERS, layout.depth)))
     short = layout.with_layers(layers, vocab=min(layout.vocab, _TIMED_VOCABULARY))
     model, ids = Model(short), torch.randint(0, short.vocab, (1, _TIMED_TOKENS))
     seconds = []
     for _ in range(2):  # the first allocates
-        begun = time.perf_counter()
+        start = time.perf_counter()
         torch.autograd.backward(torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()))
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - start)
     return _PASSES * short.flops(_TIMED_TOKENS // 2) * _TIMED_TOKENS / min(seconds)

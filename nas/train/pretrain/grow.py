@@ -193,12 +193,12 @@ def _places(small: Layout, large: Layout) -> dict[int, int]:
 
 
 def _kinds(layer: Layer) -> tuple[object, ...]:
-    reads = tuple(dict(block.given).get("kv") for block in layer.mixers)
+    reads = tuple(dict(block.args).get("kv") for block in layer.mixers)
     return (*(block.kind for block in layer.mixers), "+", layer.ffn.kind if layer.ffn else None, layer.share, reads)
 
 
 def _bound(layout: Layout) -> bool:
-    return any(layer.share is not None or any("kv" in dict(b.given) for b in layer.mixers) for layer in layout.layers)
+    return any(layer.share is not None or any("kv" in dict(b.args) for b in layer.mixers) for layer in layout.layers)
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -59,9 +59,9 @@ def pretraining_loss(model: Model, inputs: Tensor, labels: Tensor, distilled: Di
     total = torch.zeros((), device=features.device)
     for start in range(0, len(features), rows):
         chunk = slice(start, start + rows)
-        theirs = None if taught is None else taught[chunk]
+        teacher_chunk = None if taught is None else taught[chunk]
         total = total + checkpoint(
-            _chunk_loss, model, features[chunk], labels.flatten()[chunk], distilled, theirs, use_reentrant=False
+            _chunk_loss, model, features[chunk], labels.flatten()[chunk], distilled, teacher_chunk, use_reentrant=False
         )
     return total
 

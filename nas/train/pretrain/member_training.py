@@ -604,13 +604,13 @@ def _failure(folder: Path) -> NasError | None:
 def _followed(path: Path, log: Log) -> Iterator[None]:
     """Logs the lines that workers append to `path`, within the context."""
     path.touch()
-    ended = threading.Event()
+    end = threading.Event()
     with path.open(encoding="utf-8") as file:
         file.seek(0, os.SEEK_END)
 
         def follow() -> None:
             while True:
-                over = ended.wait(0.5)
+                over = end.wait(0.5)
                 for line in file:
                     log(Progress.read(line.rstrip("\n")))
                 if over:
@@ -621,5 +621,5 @@ def _followed(path: Path, log: Log) -> Iterator[None]:
         try:
             yield
         finally:
-            ended.set()
+            end.set()
             thread.join()

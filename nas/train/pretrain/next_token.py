@@ -76,8 +76,8 @@ class PretrainingRequest(TrainingRequest):
 
     def plan(self, member: MemberToTrain, log: Log) -> Pretraining:
         layout, continues = member.layout, bool(member.before) and self.start is None
-        seen = sum(training.tokens for training in member.before if training.kind in PRETRAININGS)
-        recipe, reasons = complete(self.settings, layout, only=self.only, seen=seen)
+        prior_tokens = sum(training.tokens for training in member.before if training.kind in PRETRAININGS)
+        recipe, reasons = complete(self.settings, layout, only=self.only, prior_tokens=prior_tokens)
         for reason in reasons:
             log(f"{reason.what}: {reason.value} ({reason.reason})")
         vocabulary = vocabulary_of(member.tokenizer, layout, fim=recipe.fim is not None)

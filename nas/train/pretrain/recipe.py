@@ -185,7 +185,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def complete(
-    settings: Settings, layout: Layout, *, only: Part | None = None, seen: int = 0
+    settings: Settings, layout: Layout, *, only: Part | None = None, prior_tokens: int = 0
 ) -> tuple[Recipe, tuple[BuildDecision, ...]]:
     """Returns the complete recipe for `layout`, and a decision for each value that the settings leave out.
 
@@ -193,10 +193,10 @@ def complete(
         settings: of the training.
         layout: of the model.
         only: which of the default stages are wanted, where the settings name none; None: both.
-        seen: tokens of the trainings before the stage `long`; 0: unknown, taken to be as many as of a whole training.
+        prior_tokens: of the trainings before the stage `long`; 0: unknown, taken to be as many as of a whole training.
     """
     reasons, tokens = [], settings.tokens
-    before = (seen or _tokens_of(layout)) if only == "long" else 0
+    before = (prior_tokens or _tokens_of(layout)) if only == "long" else 0
     if tokens is None and before:
         tokens = max(1, round(before * REPORT_LONG_SHARE / (1 - REPORT_LONG_SHARE)))
         reasons.append(

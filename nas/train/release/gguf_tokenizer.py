@@ -58,7 +58,7 @@ def tokenizer_of_gguf(file: GgufFile) -> ModelTokenizer:
     if len(used) < sum(one != TokenType.UNUSED for one in types):
         raise InvalidInput("its tokenizer names a token twice", where=where)
     usual = _USUAL if kind == "llama" else {}
-    named = {theirs: _named(file, tokens, name, usual.get(name)) for name, theirs in _PURPOSES.items()}
+    named = {purpose: _named(file, tokens, name, usual.get(name)) for name, purpose in _PURPOSES.items()}
     try:
         if kind == "gpt2":
             tokenizer, starts = _byte_level(file, used)

@@ -116,7 +116,7 @@ def build(options: BuildOptions, log: Log) -> Family:
         check_new_name(options.name)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "build.lock", _LOCK_S):
-        family = _begun(options, origin, folder)
+        family = _family(options, origin, folder)
         if not family.members:
             log(f"pattern: {family.pattern}")
             for decision in family.decisions:
@@ -305,7 +305,7 @@ def _origin(options: BuildOptions) -> Origin:
         return study_origin(store, options.study, options.layouts, options.devices, options.runtime)
 
 
-def _begun(options: BuildOptions, origin: Origin, folder: Path) -> Family:
+def _family(options: BuildOptions, origin: Origin, folder: Path) -> Family:
     """Returns the recorded family, or a new one without members.
 
     Raises:

@@ -203,19 +203,19 @@ def candidates(parent: Layout, size: Size, vocab: int) -> list[ScaledLayout]:
 
 def mixer_counts(layout: Layout) -> dict[str, int]:
     """Returns kind -> number of layers that have it, the most frequent first."""
-    counts = Counter(block.kind for i in range(layout.depth) for block in layout.own(i).mixers)
+    counts = Counter(block.kind for i in range(layout.depth) for block in layout.layer_at(i).mixers)
     return dict(counts.most_common())
 
 
 def mixer_blocks(layout: Layout, *kinds: str) -> list[Block]:
     """Returns the mixers, or those of some kinds, first to last, with arguments that follow from the width."""
-    blocks = [block for i in range(layout.depth) for block in layout.own(i).mixers]
+    blocks = [block for i in range(layout.depth) for block in layout.layer_at(i).mixers]
     return [block.resolve(layout.d_model) for block in blocks if not kinds or block.kind in kinds]
 
 
 def ffn_ratio(layout: Layout) -> float:
     """Returns the feed-forward width that one token uses / d_model, mean over the layers that have a feed-forward."""
-    widths = [active_width(layer.ffn) for i in range(layout.depth) if (layer := layout.own(i)).ffn is not None]
+    widths = [active_width(layer.ffn) for i in range(layout.depth) if (layer := layout.layer_at(i)).ffn is not None]
     return math.fsum(widths) / len(widths) / layout.d_model if widths else 0.0
 
 
@@ -234,21 +234,21 @@ def is_sparse(ffn: Block | None) -> bool:
 def moe_of(parent: Layout) -> Experts | None:
     """Returns the parent's own mixture of experts, if it has one."""
     for index in range(parent.depth):
-        ffn = parent.own(index).ffn
+        ffn = parent.layer_at(index).ffn
         if ffn is not None and is_sparse(ffn):
             return _experts_of(ffn, index)
     return None
 
 
 def _experts_of(ffn: Block, leading: int) -> Experts:
-    more = tuple((name, value) for name, value in ffn.given if name not in ("experts", "top_k", "width"))
+    more = tuple((name, value) for name, value in ffn.args if name not in ("experts", "top_k", "width"))
     return Experts(ffn.int("experts"), ffn.int("top_k"), leading, more)
 
 
 def entangled(parent: Layout) -> bool:
     """Returns whether layers share weights or caches, so that the depth cannot change."""
     shares = any(layer.share is not None for layer in parent.layers)
-    return shares or any(dict(block.given).get("kv") is not None for layer in parent.layers for block in layer.mixers)
+    return shares or any(dict(block.args).get("kv") is not None for layer in parent.layers for block in layer.mixers)
 
 
 # Layers at another depth.
@@ -556,8 +556,8 @@ def _experts(experts: Experts, size: Size, depth: int) -> list[Experts | None]:
         return [None]
     count, top_k = experts.number, experts.top_k
     leading = min(experts.leading, max(0, depth - 1))
-    tried = [(count, top_k), (count * 2, top_k), (count // 2, top_k), (count // 4, top_k), (count // 2, top_k // 2)]
-    return [Experts(e, k, leading, experts.more) for e, k in tried if 1 <= k < e <= _MAX_EXPERTS]
+    pairs = [(count, top_k), (count * 2, top_k), (count // 2, top_k), (count // 4, top_k), (count // 2, top_k // 2)]
+    return [Experts(e, k, leading, experts.more) for e, k in pairs if 1 <= k < e <= _MAX_EXPERTS]
 
 
 def _fitted(stack: ScaledStack, size: Size) -> _Shape:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nas.core.errors import CandidateFailed
-from nas.core.family import Tried
+from nas.core.family import ConsideredLayout
 from nas.core.pareto import hypervolume
 from nas.core.scoring import Axis
 from nas.core.space import SearchSpace
@@ -90,10 +90,10 @@ def choose(results: Sequence[CandidateResult], limits: Mapping[str, float]) -> C
     return Choice(index, alone, front, names, verdicts)
 
 
-def tried_of(results: Sequence[CandidateResult], choice: Choice, space: SearchSpace) -> tuple[Tried, ...]:
+def tried_of(results: Sequence[CandidateResult], choice: Choice, space: SearchSpace) -> tuple[ConsideredLayout, ...]:
     """Returns the records of a size's candidates."""
     return tuple(
-        Tried(
+        ConsideredLayout(
             layout=result.scaled.layout.format(),
             parameters=result.scaled.layout.params.total,
             active=result.scaled.layout.params.active,

@@ -29,7 +29,7 @@ from nas.train.scaling.source import DEPTHS, EXPONENT, Criteria, Pattern
 def order_of(layout: Layout) -> str:
     """Returns the mixers' letters, first to last: 'C*2 A C*2 A'."""
     letters = [
-        "&".join(BLOCKS[block.kind].letter for block in layout.own(i).mixers) or "-" for i in range(layout.depth)
+        "&".join(BLOCKS[block.kind].letter for block in layout.layer_at(i).mixers) or "-" for i in range(layout.depth)
     ]
     runs = [(letter, len(list(run))) for letter, run in groupby(letters)]
     return " ".join(letter if count == 1 else f"{letter}*{count}" for letter, count in runs)
@@ -158,7 +158,7 @@ def _blocks(layout: Layout, kind: str) -> str:
 
 
 def _ffn_in_words(layout: Layout) -> str:
-    ffns = [ffn for i in range(layout.depth) if (ffn := layout.own(i).ffn) is not None]
+    ffns = [ffn for i in range(layout.depth) if (ffn := layout.layer_at(i).ffn) is not None]
     texts = []
     for kind, same in groupby(ffns, key=lambda ffn: ffn.kind):
         blocks = list(same)

@@ -416,7 +416,7 @@ def _profiles(winners: Sequence[Winner], role: str) -> dict[str, NDArray[np.floa
     for row, winner in enumerate(winners):
         layout = winner.layout
         for index in range(layout.depth):
-            layer = layout.own(index)
+            layer = layout.layer_at(index)
             blocks = layer.mixers if role == "mixer" else tuple(filter(None, (layer.ffn,)))
             for kind in [block.kind for block in blocks] or ["none"]:
                 rows = profiles.setdefault(kind, np.zeros((len(winners), DEPTHS)))

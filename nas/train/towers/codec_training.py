@@ -132,9 +132,11 @@ class CodecTrainer(nn.Module):
             real, faked = judge(clips), judge(spoken.detach())
             loss = loss + F.relu(1 - real[-1]).mean() + F.relu(1 + faked[-1]).mean()
             fixed = {name: parameter.detach() for name, parameter in judge.named_parameters()}
-            seen = functional_call(judge, fixed, (spoken,))
-            loss = loss + settings.adversarial * F.relu(1 - seen[-1]).mean()
-            distances = [F.l1_loss(ours, theirs.detach()) for ours, theirs in zip(seen[:-1], real[:-1], strict=True)]
+            outputs = functional_call(judge, fixed, (spoken,))
+            loss = loss + settings.adversarial * F.relu(1 - outputs[-1]).mean()
+            distances = [
+                F.l1_loss(feature, target.detach()) for feature, target in zip(outputs[:-1], real[:-1], strict=True)
+            ]
             loss = loss + settings.features * torch.stack(distances).mean()
         return loss
 

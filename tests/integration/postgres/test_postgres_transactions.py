@@ -61,21 +61,21 @@ def test_a_deadlock_undoes_one_side_which_is_done_again(tmp_path: Path) -> None:
     store = open_store(tmp_path, SystemClock())
     ids = [new_study(store, name).id for name in ("a", "b")]
     both_hold_one = threading.Barrier(2, timeout=30)
-    begun: list[int] = []
+    attempts: list[int] = []
 
     @retried
     def count_up(store: Store, first: int, second: int) -> None:
-        begun.append(first)
+        attempts.append(first)
         with store.write() as connection:
             for id in (first, second):
                 more = {"seed": study_table.c.seed + 1}
                 connection.execute(update(study_table).where(study_table.c.id == id).values(more))
-                if len(begun) <= 2 and id == first:
+                if len(attempts) <= 2 and id == first:
                     both_hold_one.wait()
 
     raised = together(lambda: count_up(store, *ids), lambda: count_up(store, *reversed(ids)))
     assert raised == []
-    assert len(begun) == 3
+    assert len(attempts) == 3
     assert [study.seed for study in studies.all(store)] == [7 + 2, 7 + 2]
 
 

@@ -50,12 +50,12 @@ class Induction:
         x = generator.integers(0, self.symbols, (size, self.length))
         follows = generator.random((size, self.length)) >= self.jump
         y = np.full_like(x, IGNORE)
-        seen = np.zeros((size, self.symbols), dtype=bool)
+        has_occurred = np.zeros((size, self.symbols), dtype=bool)
         rows = np.arange(size)
         for t in range(self.length - 1):
             symbol, step = x[:, t], follows[:, t]
             target = follower[rows, symbol]
             x[:, t + 1] = np.where(step, target, x[:, t + 1])
-            y[:, t] = np.where(step & seen[rows, symbol], target, IGNORE)
-            seen[rows, symbol] |= step
+            y[:, t] = np.where(step & has_occurred[rows, symbol], target, IGNORE)
+            has_occurred[rows, symbol] |= step
         return x, y

@@ -33,11 +33,11 @@ class NoisyRecall:
             raise InvalidInput("noisyrecall needs at least 2 values and 1 symbol of noise")
         if not 0 <= self.share < 1:
             raise InvalidInput(f"noisyrecall: share is that of noise, at least 0 and below 1, not {self.share}")
-        if self._shown <= self.pairs:
-            raise InvalidInput(f"noisyrecall: length {self.length} shows {self._shown} pairs: none comes again")
+        if self._pair_count <= self.pairs:
+            raise InvalidInput(f"noisyrecall: length {self.length} shows {self._pair_count} pairs: none comes again")
 
     @property
-    def _shown(self) -> int:
+    def _pair_count(self) -> int:
         """Pairs in an example, repeated ones included."""
         return int(self.length * (1 - self.share)) // 2
 
@@ -53,14 +53,14 @@ class NoisyRecall:
 
     def batch(self, generator: np.random.Generator, size: int) -> Batch:
         """Returns inputs and labels, [size, length]; keys that were shown before have labels."""
-        shown = self._shown
+        count = self._pair_count
         keys = generator.random((size, self.keys)).argsort(1)[:, : self.pairs]
         values = generator.integers(self.keys, self.keys + self.values, (size, self.pairs))
-        pairs = generator.integers(0, self.pairs, (size, shown))
-        later = (pairs[:, :, None] == pairs[:, None, :]) & (np.arange(shown)[:, None] > np.arange(shown))
-        # Of length - shown slots, each either noise or a pair, the pairs' slots are drawn; a slot of a pair is 2 wide.
-        slots = np.sort(generator.random((size, self.length - shown)).argsort(1)[:, :shown], axis=1)
-        places = slots + np.arange(shown)
+        pairs = generator.integers(0, self.pairs, (size, count))
+        later = (pairs[:, :, None] == pairs[:, None, :]) & (np.arange(count)[:, None] > np.arange(count))
+        # Of length - count slots, each either noise or a pair, the pairs' slots are drawn; a slot of a pair is 2 wide.
+        slots = np.sort(generator.random((size, self.length - count)).argsort(1)[:, :count], axis=1)
+        places = slots + np.arange(count)
         x = generator.integers(self.keys + self.values, self.vocab, (size, self.length))
         answers = np.take_along_axis(values, pairs, 1)
         np.put_along_axis(x, places, np.take_along_axis(keys, pairs, 1), 1)

@@ -61,9 +61,9 @@ class Recall:
         doublings = math.ceil(math.log2(self.pairs))
         least = 0 if self.fewer else doublings
         count = np.minimum(2 ** generator.integers(least, doublings + 1, (size, 1)), self.pairs)
-        shown = self.length // 2
-        rounds = [generator.random((size, self.pairs)).argsort(1) for _ in range(-(-shown // self.pairs))]
-        order = np.concatenate(rounds, axis=1)[:, :shown] % count
+        slots = self.length // 2
+        rounds = [generator.random((size, self.pairs)).argsort(1) for _ in range(-(-slots // self.pairs))]
+        order = np.concatenate(rounds, axis=1)[:, :slots] % count
         x = np.full((size, self.length, 2), self.vocab - 1)
         x[:, :, 0] = np.take_along_axis(keys, order, 1).repeat(2, axis=1)
         answers = np.take_along_axis(values, order, 1)
