@@ -101,10 +101,6 @@ def size_of(layout: Layout) -> float:
     return value
 
 
-def _together(problem: Problem, limit: float) -> Picked | None:
-    return select(problem.options, problem.base, {_SIZE: limit}, problem.terms)
-
-
 def _of_type(name: str, problem: Problem, limit: float) -> Picked | None:
     """Chooses blocks, all in one type."""
     same = {
@@ -141,7 +137,7 @@ def _bits_alone(problem: Problem, limit: float) -> Picked | None:
 
 
 WAYS: dict[str, Way] = {
-    "together": _together,
+    "together": lambda problem, limit: select(problem.options, problem.base, {_SIZE: limit}, problem.terms),
     "blocks, then bits": _blocks_first,
     "bits alone": _bits_alone,
     **{f"blocks in {name.upper()}": partial(_of_type, name) for name in (TYPES[0], TYPES[-1])},

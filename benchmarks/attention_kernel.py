@@ -93,9 +93,10 @@ def _compared(programs: dict[str, Path], threads: int, options: argparse.Namespa
         ]
         for name in ("prefill_ms", "decode_ms")
     }
+    ours, theirs = results["ours"].astype(np.float64), results["llama_cpp"]
     return {
         "threads": threads,
-        "difference": _relative_l2(results["ours"], results["llama_cpp"]),
+        "difference": float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)),
         "ratio": {
             name: {"median": statistics.median(all_), "min": min(all_), "max": max(all_)}
             for name, all_ in ratios.items()
@@ -115,10 +116,6 @@ def _run(program: Path, chunk: int, threads: int, options: argparse.Namespace) -
     times = json.loads(done.stdout)
     medians = {f"{name}_ms": statistics.median(times[f"{name}_ns"]) / 1e6 for name in ("prefill", "decode")}
     return medians, np.fromfile(out, np.float32)
-
-
-def _relative_l2(candidate: Any, reference: Any) -> float:
-    return float(np.linalg.norm(candidate.astype(np.float64) - reference) / np.linalg.norm(reference))
 
 
 if __name__ == "__main__":

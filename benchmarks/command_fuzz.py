@@ -221,10 +221,6 @@ def _limit(what: int, limit: int) -> None:
     resource.setrlimit(what, (limit, resource.getrlimit(what)[1]))
 
 
-def _write_to(path: str) -> None:
-    os.dup2(os.open(path, os.O_WRONLY), 1)
-
-
 def _write_to_nobody() -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -236,7 +232,7 @@ ALTERATIONS: Mapping[str, Callable[[], object]] = {
     "no stdout": partial(_close, 1),
     "no stderr": partial(_close, 2),
     "no streams": partial(_close, 0, 1, 2),
-    "full stdout": partial(_write_to, "/dev/full"),
+    "full stdout": lambda: os.dup2(os.open("/dev/full", os.O_WRONLY), 1),
     "broken pipe": _write_to_nobody,
     "removed folder": _leave_for_nowhere,
     "unknown user": _become_nobody,
@@ -748,13 +744,9 @@ def run_in(place: Path, case: Case) -> Outcome:
     elif not fault and (leftovers := [path.name for pattern in SCRATCH for path in place.rglob(pattern)]):
         fault = f"leaves {leftovers[0]}"
     excerpt = output[-3000:] if fault else texts[1][-300:]
-    return Outcome(case.group, case.words, _description(case), code, round(time.monotonic() - start, 2), fault, excerpt)
-
-
-def _description(case: Case) -> str:
-    return ", ".join([case.alteration, *(f"{name}={value}" for name, value in case.env.items()), *case.files]).strip(
-        ", "
-    )
+    parts = [case.alteration, *(f"{name}={value}" for name, value in case.env.items()), *case.files]
+    description = ", ".join(parts).strip(", ")
+    return Outcome(case.group, case.words, description, code, round(time.monotonic() - start, 2), fault, excerpt)
 
 
 def _end_of(child: int, *, steady: bool) -> tuple[int, bool]:

@@ -117,7 +117,8 @@ class Campaign:
 
     def _launch_once(self) -> bool:
         """Launches once, with kills while any are left; returns whether the study finished."""
-        resume = ["--resume"] if self._exists() else []
+        with opened(self.home, self.url) as store:
+            resume = ["--resume"] if self.names[-1] in {study.name for study in studies.all(store)} else []
         argv = [*_LAUNCH, "--space", str(self._space_file), "--study", self.names[-1], "--trials", str(self.trials)]
         self.launches += 1
         with (self.home / "launch.log").open("ab") as log:
@@ -134,10 +135,6 @@ class Campaign:
         if not killed and code not in (0, _TRANSIENT):
             raise SystemExit(f"launch {self.launches} ended with {code}; see {self.home / 'launch.log'}")
         return code == 0
-
-    def _exists(self) -> bool:
-        with opened(self.home, self.url) as store:
-            return self.names[-1] in {study.name for study in studies.all(store)}
 
     def _harass(self, process: psutil.Popen) -> bool:
         """Kills a process at random intervals; returns whether the launch itself was killed."""
@@ -245,18 +242,13 @@ def check(store: Store, names: list[str]) -> Iterator[str]:
                 yield f"{name}: trial {row.number} is {row.status.state}: {row.status.reason}"
         space = SearchSpace.model_validate(study.space)
         yield from (f"{name}: replay: {line}" for line in replay(space, support_filter(space), rows, log))
-        firsts.update(first_uses(store, study.id))
+        with store.read() as connection:  # the results that the study itself made
+            query = select(result_use.c.result_key).where(result_use.c.study == study.id, result_use.c.first)
+            firsts.update(connection.scalars(query))
         yield from (f"{name}: job {job.id} is {job.state}" for job in jobs.live(store) if job.study == study.id)
     yield from (f"result {key[:12]} was counted {count} times" for key, count in firsts.items() if count > 1)
     for key in firsts:
         yield from repeated(store, key)
-
-
-def first_uses(store: Store, study: int) -> list[str]:
-    """Returns keys of the results that the study itself made."""
-    with store.read() as connection:
-        query = select(result_use.c.result_key).where(result_use.c.study == study, result_use.c.first)
-        return list(connection.scalars(query))
 
 
 def repeated(store: Store, key: str) -> Iterator[str]:

@@ -179,16 +179,13 @@ def write_source(path: Path) -> None:
             blocks = value.reshape(-1, BLOCK)
             step = (blocks.amax(1, keepdim=True) - blocks.amin(1, keepdim=True)) / LEVELS
             state[name] = (blocks + step * (torch.rand(blocks.shape, generator=generator) - 0.5)).reshape(value.shape)
-    save_file(state, weights, metadata=metadata_of(weights))
+    with safe_open(weights, "pt") as file:
+        metadata = file.metadata() or {}
+    save_file(state, weights, metadata=metadata)
     vocabulary = tokenizer.tokenizer.vocabulary(layout.vocab)
     checkpoint = Checkpoint(weights, sha256_of(weights))
     LLAMA_CPP.export_trained(layout, "f16", checkpoint, path, "SmolLM2-135M-Instruct", vocabulary, tokenizer.context)
     weights.unlink()
-
-
-def metadata_of(weights: Path) -> dict[str, str]:
-    with safe_open(weights, "pt") as file:
-        return dict(file.metadata() or {})
 
 
 def request_of(source: Path) -> QuantiseRequest:

@@ -83,7 +83,9 @@ def describe(
     designs = _allowed(readings, _designs(readings, f"unnamed {machine} processor"))
     if absent := set(pinned_to) - set(designs):
         raise InvalidInput(f"there is no core {show_cores(absent)}: the device has {show_cores(designs)}")
-    cpu = _cpu_name(readings)
+    cpuinfo = read(readings, "/proc/cpuinfo")
+    # It is empty where only the designs of the cores that are online are listed.
+    cpu = _field(cpuinfo, "model name") or _field(cpuinfo, "Hardware") or ""
     model = sanitise(_phone(android) if android else _model(readings, machine))
     unread: dict[str, str] = {}
     optional: dict[str, Callable[[], Any]] = {
@@ -171,12 +173,6 @@ def _properties(readings: Readings) -> dict[str, str]:
 def _phone(android: Mapping[str, str]) -> str:
     maker, model = android.get("ro.product.manufacturer", ""), android.get("ro.product.model", "")
     return model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
-
-
-def _cpu_name(readings: Readings) -> str:
-    """Returns the processor's name; empty where only the designs of the cores that are online are listed."""
-    cpuinfo = read(readings, "/proc/cpuinfo")
-    return _field(cpuinfo, "model name") or _field(cpuinfo, "Hardware") or ""
 
 
 def _features(readings: Readings) -> tuple[str, ...]:
@@ -320,7 +316,8 @@ def _designs(tree: Tree, otherwise: str) -> dict[int, str]:
     if _is_x86(tree):
         return designs
     capacities = {capacity: design for core, design in designs.items() if (capacity := _capacity(tree, core))}
-    clocks = [_cores_of(tree, path) for path in _related(tree)]
+    policies = names(tree, f"{_CPUS}/cpufreq", lambda name: name.startswith("policy"))
+    clocks = [_cores_of(tree, f"{_CPUS}/cpufreq/{policy}/related_cpus") for policy in policies]
     for core in sorted({*_present(tree), *designs} - designs.keys()):
         siblings = next((cores for cores in clocks if core in cores), ())
         alike = next((designs[sibling] for sibling in siblings if sibling in designs), otherwise)
@@ -343,11 +340,6 @@ def _present(tree: Tree) -> set[int]:
     """Returns the cores that the machine has, whether they are online or not."""
     listed = names(tree, _CPUS, lambda name: re.fullmatch(r"cpu\d{1,4}", name) is not None)
     return {*_cores_of(tree, f"{_CPUS}/present"), *(int(name.removeprefix("cpu")) for name in listed)}
-
-
-def _related(tree: Tree) -> list[str]:
-    folder = f"{_CPUS}/cpufreq"
-    return [f"{folder}/{name}/related_cpus" for name in names(tree, folder, lambda name: name.startswith("policy"))]
 
 
 def _cores_of(tree: Tree, path: str) -> tuple[int, ...]:

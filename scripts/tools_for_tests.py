@@ -72,10 +72,6 @@ def _arm64() -> list[str]:
     return ([] if any(map(shutil.which, EMULATORS)) else [EMULATORS[1]]) + libraries
 
 
-def _devices() -> list[str]:
-    return [name for name in DEVICE_TOOLS if not shutil.which(name)]
-
-
 def _no_namespaces() -> str:
     if platform.machine() != "x86_64":
         return "an x86-64 processor"
@@ -110,7 +106,7 @@ GROUPS = {
     "devices": Group(
         "reach real adbd and sshd on machines made of namespaces",
         ("iproute2", "openssh-client", "debian-archive-keyring", "e2fsprogs"),
-        _devices,
+        lambda: [name for name in DEVICE_TOOLS if not shutil.which(name)],
         _no_namespaces,
     ),
     "control groups": Group("limit the cores and processor time of such machines", (), list, _no_control_groups),

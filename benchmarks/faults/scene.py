@@ -89,9 +89,10 @@ class Scene:
 
     def until_moment(self) -> None:
         """Waits for the drawn moment; if the job ended before, the fault is late but still counts."""
+        sha256 = self.order.model.sha256
         conditions: dict[Moment, Callable[[], bool]] = {
             "queued": lambda: True,
-            "fetching": lambda: _filled(self._partial()),
+            "fetching": lambda: _filled(self.stage.agent_cache / sha256[:2] / f".{sha256}.part"),
             "pushing": lambda: any(_filled(file) for file in (self.post.files / "tmp").glob("*/file")),
             "running": lambda: self.watch.runs(self.order.tag),
             "ending": lambda: self.watch.run_count(self.order.tag) > 0 and not self.watch.runs(self.order.tag),
@@ -143,10 +144,6 @@ class Scene:
     def record(self) -> dict[str, Any]:
         """Returns the line for the state file."""
         return asdict(self.draw) | {"device": self.post.id, "job": self.order.job, "late": self.late}
-
-    def _partial(self) -> Path:
-        sha256 = self.order.model.sha256
-        return self.stage.agent_cache / sha256[:2] / f".{sha256}.part"
 
 
 def _filled(file: Path) -> bool:

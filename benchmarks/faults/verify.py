@@ -38,7 +38,9 @@ def job_problems(store: Store, order: Order, kind: str, disturbances: Disturbanc
             yield f"a try ended as {attempt.kind}: {attempt.message[:200]}"
         elif named_cause is None or not disturbances.excuses(named_cause, order.device, attempt.at):
             yield f"a failure without a cause ({named_cause}): {attempt.message[:200]}"
-    yield from _end_problems(row, order, kind, tries, _passed_checks(store, order.device))
+    checks = devices.history(store, order.device, kind=DeviceEventKind.CHECK)
+    passed = [check.at for check in checks if check.what == CheckOutcome.PASSED]
+    yield from _end_problems(row, order, kind, tries, passed)
 
 
 def _end_problems(row: JobRow, order: Order, kind: str, tries: list[Attempt], passed: list[float]) -> Iterator[str]:
@@ -117,8 +119,3 @@ def scene_problems(scene: Scene, disturbances: Disturbances) -> list[str]:
     order, kind = scene.order, scene.draw.kind
     problems = patiently(lambda: list(job_problems(scene.stage.store, order, kind, disturbances)))
     return [*scene.problems, *problems, *scene.watch.take_late()]
-
-
-def _passed_checks(store: Store, device: str) -> list[float]:
-    events = devices.history(store, device, kind=DeviceEventKind.CHECK)
-    return [event.at for event in events if event.what == CheckOutcome.PASSED]

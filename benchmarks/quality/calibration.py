@@ -345,8 +345,9 @@ def _weightings(scores: Mapping[str, Calibration]) -> list[dict[str, str]]:
 
 def _tau(agreed: Agreement) -> dict[str, str]:
     has_signal = agreed.ceiling >= _LEAST_CEILING
+    low, high = agreed.tau_interval
     return {
-        "tau": _interval_text(agreed.tau, agreed.tau_interval),
+        "tau": f"{agreed.tau:.2f} ({low:.2f} to {high:.2f})",
         "ceiling": f"{agreed.ceiling:.2f}",
         "tau / ceiling": f"{agreed.share:.2f}" if has_signal else "noise alone",
     }
@@ -403,10 +404,6 @@ def _score(scale: QualityScale, scores: Mapping[str, float]) -> float:
     weights = scale.group_weights
     counted = [group for group in scale.reference if group in scores]
     return float(sum(weights[group] * scores[group] / scale.reference[group] for group in counted))
-
-
-def _interval_text(value: float, interval: tuple[float, float]) -> str:
-    return f"{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})"
 
 
 def main() -> None:

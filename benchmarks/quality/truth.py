@@ -513,9 +513,10 @@ def verdicts(suite: Suite) -> str:
         )
         if deviation is not None and verdict.word in _DECIDED:
             firm += abs(verdict.mean) >= _ERRORS * deviation / math.sqrt(len(verdict.differences))
+        cited = ", ".join(re.findall(r"arXiv:[\d.]+\d", ordering.source))
         rows.append(
             {
-                "claim": f"{ordering.claim} ({_cited(ordering.source)})",
+                "claim": f"{ordering.claim} ({cited or ordering.source})",
                 "better": f"`{_short(ordering.better)}`",
                 "worse": f"`{_short(ordering.worse)}`",
                 "difference": f"{verdict.mean:+.3f} ± {verdict.error:.3f}",
@@ -542,11 +543,6 @@ def _mqar_scale(suite: Suite) -> str:
         f" MQAR: {score_of_shown_values(mqar.pairs, mqar.values):.2f} nats is to know which values were shown,"
         f" {mqar.chance_nats:.2f} to recall all of them."
     )
-
-
-def _cited(source: str) -> str:
-    """Returns the arXiv numbers of a source, or the source itself where it has none."""
-    return ", ".join(re.findall(r"arXiv:[\d.]+\d", source)) or source
 
 
 def score_of_shown_values(pairs: int, values: int) -> float:

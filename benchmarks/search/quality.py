@@ -78,6 +78,7 @@ class Circuit:
         depth = layout.depth
         state = np.full(_SKILLS, 0.02)
         gain = extra = 0.0
+        low = np.array(_HEAVY)[self._skew]
         blocks = [layer.mixers[0] for layer in layout.layers]
         for index, mixer in enumerate(blocks):
             height = (index + 0.5) / depth
@@ -90,7 +91,8 @@ class Circuit:
             extra -= self._traits.placement * math.exp(-0.5 * away * away) * 4 / depth
             ffn = layout.layers[index].ffn
             assert ffn is not None, "layouts of these spaces have feed-forwards"
-            gain += self._fed(ffn, layout.d_model, height) * float(self._demand(height) @ state) / depth
+            demand = (1 - height) * low + height * low[::-1]
+            gain += self._fed(ffn, layout.d_model, height) * float(demand @ state) / depth
         shape = math.log(layout.d_model / depth / 45)
         return 2.6 - 0.8 * gain - 0.12 * float(state.mean()) + 0.04 * shape * shape + extra + self._trap(blocks)
 
@@ -101,11 +103,6 @@ class Circuit:
         added = self._supply[mixer.kind] * self._strength(mixer) * ready
         fresh: np.ndarray = state * (1 - self._wear[mixer.kind]) + added * (1 - state)
         return fresh
-
-    def _demand(self, height: float) -> np.ndarray:
-        low = np.array(_HEAVY)[self._skew]
-        mixed: np.ndarray = (1 - height) * low + height * low[::-1]
-        return mixed
 
     def _fed(self, ffn: Block, d_model: int, height: float) -> float:
         """Returns the strength of a feed-forward: its width, for experts with diminishing returns of their number."""

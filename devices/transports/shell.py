@@ -162,7 +162,8 @@ class _Answer:
         """Returns the exit code and the output."""
         end = self._end()
         if end is None:
-            raise InfrastructureFailed(f"{self._name}: {self._why_incomplete()}")
+            reason = "the connection ended" if self.mark.encode() + b"\n" in self._data else _LOGIN_SHELL
+            raise InfrastructureFailed(f"{self._name}: {reason}{self._noise()}")
         _, _, body = bytes(self._data[: end.start()]).partition(self.mark.encode() + b"\n")
         return int(end[1]), body
 
@@ -171,10 +172,6 @@ class _Answer:
         if self.mark.encode() in self._data:
             return f"no answer within {timeout_s:g} s"
         return f"no answer within {timeout_s:g} s: {_LOGIN_SHELL}, or waits for input{self._noise()}"
-
-    def _why_incomplete(self) -> str:
-        has_mark = self.mark.encode() + b"\n" in self._data
-        return f"the connection ended{self._noise()}" if has_mark else f"{_LOGIN_SHELL}{self._noise()}"
 
     def _noise(self) -> str:
         text = self._data[-NOISE:].decode(errors="replace").strip()

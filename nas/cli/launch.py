@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import webbrowser
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -184,7 +184,9 @@ def _in_the_way(load: preflight.Load) -> str:
 
 def _estimate(options: LaunchOptions) -> Estimate:
     with open_store_if_any(options.db) as store:
-        ids = _device_ids(options.space, known_devices(store, own_attachments().read()))
+        known = known_devices(store, own_attachments().read())
+        ids = {LOCAL: this_machine().id}
+        ids |= {name: find_name(name, known) for name in options.space.devices if name != LOCAL}
         return estimate(store, options.space, _trials(options), ids, options.workers)
 
 
@@ -201,12 +203,6 @@ def _named(space: str) -> Iterator[None]:
         yield
     except InvalidInput as error:
         raise InvalidInput(re.sub(r"^space\.yaml(?=:)", lambda _: space, str(error), flags=re.MULTILINE)) from error
-
-
-def _device_ids(space: SearchSpace, registered: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """Returns name in the space -> id, of this machine and of the devices that are known."""
-    names = [name for name in space.devices if name != LOCAL]
-    return {LOCAL: this_machine().id} | {name: find_name(name, registered) for name in names}
 
 
 def _trials(options: LaunchOptions) -> int:

@@ -21,7 +21,7 @@ from nas.core.block_space import ArgKnob, BlockSpace, Choice, Knob
 from nas.core.layout import Layout
 from nas.core.published import MODELS
 from nas.core.scoring import measurement_keys
-from nas.core.space import Budget, Objective, ParamBudget, RuntimeSpace, SearchSpace
+from nas.core.space import Objective, ParamBudget, RuntimeSpace, SearchSpace
 from nas.core.units import show_count, show_share
 from nas.measure.devices.attachments import own_attachments
 from nas.measure.farm.farm import known_devices
@@ -194,11 +194,15 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
         size = f"{media}{load.prompt} tokens in{part}, {out}, window {load.window}, {load.threads} thread(s)"
         yield "workload", f"{name}: {size}"
     for budget in space.budgets:
-        yield "budget", _show_budget(budget)
+        limit, relative = budget.limit
+        bound = f"{limit:g}x the published reference" if relative else budget.max or budget.min
+        yield "budget", f"{budget.name} {'<=' if budget.max is not None else '>='} {bound}"
     for objective in space.objectives:
         yield "objective", _show_objective(objective, space)
     for name, layout in space.references.layouts().items():
-        yield f"reference ({name})", _show_layout(layout)
+        params = layout.params
+        active = f", {show_count(params.active)} active" if params.active < params.total else ""
+        yield f"reference ({name})", f"{layout}  ({show_count(params.total)} weights{active})"
     yield "rungs", " -> ".join(rung.name for rung in space.quality.rungs)
 
 
@@ -315,13 +319,6 @@ def _most_common(reasons: dict[str, int]) -> list[str]:
     return [f"{reason} ({count} layouts)" for reason, count in reasons.items()][:_SHOWN_REASONS]
 
 
-def _show_layout(layout: Layout) -> str:
-    """Formats a layout with its total and, if fewer, active weights."""
-    params = layout.params
-    active = f", {show_count(params.active)} active" if params.active < params.total else ""
-    return f"{layout}  ({show_count(params.total)} weights{active})"
-
-
 def _show_knob(knob: Knob | ArgKnob) -> str:
     """Formats choices as a range if they are evenly spaced, else as a list."""
     choices = [_number(choice) for choice in knob.choices]
@@ -364,12 +361,6 @@ def _show_params(params: ParamBudget) -> str:
             most = "any" if limits.max is None else show_count(limits.max)
             parts.append(f"{name} {show_count(limits.min)} to {most}")
     return ", ".join(parts) or "any number"
-
-
-def _show_budget(budget: Budget) -> str:
-    limit, relative = budget.limit
-    sign = "<=" if budget.max is not None else ">="
-    return f"{budget.name} {sign} {f'{limit:g}x the published reference' if relative else budget.max or budget.min}"
 
 
 def _show_objective(objective: Objective, space: SearchSpace) -> str:

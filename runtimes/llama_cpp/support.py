@@ -130,7 +130,8 @@ def _stock_architecture(layout: Layout) -> str | None:
     attention, dense = of_kind(mixers(layout), *ATTENTION), of_kind(feed_forwards(layout), *_DENSE)
     if not attention or not dense:
         return None
-    if {block.kind for block in mixers(layout)} == {"gqa", "mamba2"} and not any(map(_has_qk_norm, attention)):
+    qk_norms = [block for block in attention if block.get("qk_norm")]
+    if {block.kind for block in mixers(layout)} == {"gqa", "mamba2"} and not qk_norms:
         return GRANITE_HYBRID
     arch = _FORMS.get((dense[0].kind, layout.norms, _qk_norm(attention[0]), _biased(attention)))
     if arch != "llama":
@@ -176,10 +177,6 @@ _WHOLE = ("qwen2", "exaone4", "olmo2", PHI3)
 """Those whose heads make up the width."""
 _OTHER_SCALE = {"gemma2": 46, "gemma3": 62}
 """Depth at which the loader takes a model for the one of 27B, whose scores are scaled otherwise."""
-
-
-def _has_qk_norm(block: Block) -> bool:
-    return bool(block.get("qk_norm"))
 
 
 def _qk_norm(block: Block) -> str:

@@ -201,7 +201,10 @@ def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: str, release
         writer.add_name(released.name)
         if released.license is not None:
             writer.add_license(released.license)
-        writer.add_size_label(_size_label(layout))
+        total = model_weight_count_rounded_notation(layout.params.total)
+        active = model_weight_count_rounded_notation(layout.params.active)
+        # 350M; 8.3B-A1.5B where fewer are active.
+        writer.add_size_label(f"{total}-A{active}" if layout.params.active < layout.params.total else total)
         if released.vectors is not None:
             _add_vectors(writer, released.vectors)
     if layout.vectors and writer.arch in PROJECTED:
@@ -238,13 +241,6 @@ def _add_vectors(writer: GGUFWriter, vectors: TokenVectors) -> None:
         writer.add_embedding_length_out(len(vectors.projection))
     else:
         writer.add_array(PROJECTION, vectors.projection.ravel().tolist())
-
-
-def _size_label(layout: Layout) -> str:
-    """Returns the count of weights, with that of the active ones where these are fewer: 350M, 8.3B-A1.5B."""
-    total = model_weight_count_rounded_notation(layout.params.total)
-    active = model_weight_count_rounded_notation(layout.params.active)
-    return f"{total}-A{active}" if layout.params.active < layout.params.total else total
 
 
 def _add_stock(writer: GGUFWriter, layout: Layout) -> None:

@@ -142,7 +142,8 @@ def make_engine(url: URL, *, create: bool, foreign_keys: bool = True) -> Engine:
     if path is None:
         return _make_postgresql_engine(url)
     _prepare(path, create)
-    writable = not path.exists() or _may_write(path)
+    # SQLite makes files beside the database.
+    writable = not path.exists() or all(os.access(place, os.W_OK, effective_ids=True) for place in (path, path.parent))
     settings: dict[str, Any] = {} if writable else {"creator": partial(_connect_for_reading, path)}
     try:
         engine = create_engine(
@@ -336,11 +337,6 @@ def _prepare(path: Path, create: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InfrastructureFailed(f"cannot make the folder of the database: {error}") from error
-
-
-def _may_write(path: Path) -> bool:
-    """Returns whether this process may change a database file and make SQLite's files beside it."""
-    return all(os.access(place, os.W_OK, effective_ids=True) for place in (path, path.parent))
 
 
 def _connect_for_reading(path: Path) -> sqlite3.Connection:

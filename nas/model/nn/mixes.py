@@ -96,10 +96,6 @@ class Predictions(NamedTuple):
         """Returns the divergence of the predictions of `logits` [B, T, V] at each position, [B, T] on the CPU."""
         return self.mean - _mean_log(self.p, logits)
 
-    def ignorance(self) -> Tensor:
-        """Returns the divergence of a model to which all tokens are equally likely, [B, T] on the CPU."""
-        return log(self.p.shape[-1]) + self.mean
-
 
 class Compared(NamedTuple):
     """Divergences at each position [N, T]: of a mix, and of a model that predicts all tokens alike."""
@@ -120,7 +116,7 @@ def compared(
         ids = window.to(device)
         expected = Predictions.of(teacher(ids))
         kl.append(expected.divergence(other(ids)))
-        uniform.append(expected.ignorance())
+        uniform.append(log(expected.p.shape[-1]) + expected.mean)
     return Compared(torch.cat(kl), torch.cat(uniform))
 
 

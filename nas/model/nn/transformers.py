@@ -385,7 +385,9 @@ def tensor_names(layout: Layout) -> Iterator[TensorName]:
         for norm in _STOCK_NORMS if attention_only else _NORMS:
             yield weight_name(*norm).under(prefix, upstream)
         for block, place in ((layer.mixers[0], "mixers.0"), (layer.ffn, "ffn")):
-            named = _attention_only_names(block, i) if attention_only else _block_names(block, i)
+            if attention_only and {"kv", "sink", "canon"} & dict(block.args).keys():
+                raise Unsupported(f"layer {i}: transformers' stock classes have no {block.format()}")
+            named = stock_names(block) if attention_only else _block_names(block, i)
             yield from (name.under(f"{prefix}.{place}", upstream) for name in named)
     yield weight_name("norm", "model.norm" if attention_only else "model.embedding_norm")
     if not layout.tied:
@@ -399,12 +401,6 @@ def _block_names(block: Block, index: int) -> tuple[TensorName, ...]:
     ):
         raise Unsupported(f"layer {index}: transformers' LFM2 classes have no {block.format()}")
     return _BLOCKS[block.kind]
-
-
-def _attention_only_names(block: Block, index: int) -> tuple[TensorName, ...]:
-    if {"kv", "sink", "canon"} & dict(block.args).keys():
-        raise Unsupported(f"layer {index}: transformers' stock classes have no {block.format()}")
-    return stock_names(block)
 
 
 def stock_names(block: Block) -> tuple[TensorName, ...]:

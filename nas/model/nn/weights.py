@@ -79,18 +79,15 @@ def checkpoint_layout(path: Path) -> Layout:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
     except safetensors.SafetensorError as error:
-        if _is_pickle(path):
+        with path.open("rb") as stream:
+            beginning = stream.read(2)
+        # torch.save's archives and pickles
+        if beginning in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
             raise InvalidInput("pickled weights are never read; save them as safetensors", where=str(path)) from error
         raise InvalidInput(f"no safetensors file: {error}", where=str(path)) from error
     if "layout" not in metadata:
         raise InvalidInput("a safetensors file, but its header names no layout", where=str(path))
     return Layout.parse(metadata["layout"])
-
-
-def _is_pickle(path: Path) -> bool:
-    """Returns whether a file that is no safetensors begins as torch.save's archives and pickles do."""
-    with path.open("rb") as file:
-        return file.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def zero_padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:

@@ -142,8 +142,11 @@ class RayCompute:
     """
 
     def __init__(self, workers: int) -> None:
-        _stay_private()
-        # Without it Ray's node times out, and does not say why.
+        # Ray reads both when it is imported. Without clusters of several nodes it takes 127.0.0.1 for the node's
+        # address; a token of its own it would keep in ~/.ray, for everybody to read.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # Without shared memory Ray's node times out, and does not say why.
         if _SHARED_MEMORY.is_dir() and not os.access(_SHARED_MEMORY, os.W_OK):
             raise InfrastructureFailed(
                 f"Ray needs shared memory, but this user cannot write to {_SHARED_MEMORY}: mount a tmpfs of mode 1777"
@@ -419,14 +422,6 @@ def _run_on_node(work: Work, spec: Mapping[str, Any], home: str) -> Outcome:
     return work(spec if is_home else {**spec, "lock": str(host_lock_folder())})
 
 
-def _stay_private() -> None:
-    """Makes clusters of this process listen on the loopback interface only, to whoever has a token of this process."""
-    # Ray reads both when it is imported. Without clusters of several nodes it takes 127.0.0.1 for the node's address; a
-    # token of its own it would keep in ~/.ray, for everybody to read.
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-
-
 def _import_ray() -> Any:
     # Read when ray is imported: no usage report, no colour codes, no log lines of workers on our terminal.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -472,18 +467,10 @@ async def _result(ray: Any, task: Any, check: Callable[[], None] = lambda: None)
             raise InfrastructureFailed(f"a node of the cluster failed: {error.cause}") from error
         raise  # a bug in the work: its own traceback says where
     except (asyncio.CancelledError, InfrastructureFailed):
-        future.add_done_callback(_take_exception)
+        # asyncio would print an exception that nobody retrieves.
+        future.add_done_callback(lambda work: work.cancelled() or work.exception())
         ray.cancel(task, force=True)
         raise
     except ray.exceptions.RayError as error:
-        raise InfrastructureFailed(f"a worker died: {_first_line(error)}") from error
-
-
-def _take_exception(future: asyncio.Future[Any]) -> None:
-    """Retrieves the exception of a task that nobody awaits; asyncio would print it otherwise."""
-    if not future.cancelled():
-        future.exception()
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise InfrastructureFailed(f"a worker died: {reason}") from error

@@ -283,9 +283,11 @@ class Adaptation:
     def _curve(self) -> list[dict[str, Any]]:
         """Returns what the chosen child and further ones of the front lose after healing, most first."""
         selected = self._select()
+        others = [child for child in selected.front if child.choice and child.layout != selected.chosen.layout]
+        places = np.linspace(0, len(others) - 1, min(self.request.front, len(others)))  # the ends of the front, too
         rows = []
         with self.library.in_use():
-            for child in [selected.chosen, *self._further(selected)]:
+            for child in [selected.chosen, *(others[round(place)] for place in places)]:
                 path = self.folder / "curve" / f"{child.layout.id}.json"
                 if not path.is_file():
                     path.parent.mkdir(exist_ok=True)
@@ -294,12 +296,6 @@ class Adaptation:
                     write_json(path, row)
                 rows.append(json.loads(path.read_bytes()))
         return sorted(rows, key=lambda row: -row["bits_per_byte"])
-
-    def _further(self, selected: Selected) -> list[Child]:
-        """Returns children of the front, the ends among them, besides the chosen one and the model itself."""
-        others = [child for child in selected.front if child.choice and child.layout != selected.chosen.layout]
-        places = np.linspace(0, len(others) - 1, min(self.request.front, len(others)))
-        return [others[round(place)] for place in places]
 
     def required_blocks(self) -> Mapping[Slot, Sequence[Alternative]]:
         """Returns the alternatives that missing results depend on: all, those of the chosen child, or none."""

@@ -45,9 +45,10 @@ class Shards:
         self._tensors: dict[str, _Stored] = {}
         for file in self.files:
             self._read_header(file)
-        for name, file in _assigned(path, self.files).items():
-            if name not in self._tensors or self._tensors[name].path != file:
-                raise InvalidInput(f"{name} is not in the file that the index names", where=str(path / INDEX))
+        if path.is_dir() and self.files != [path / SINGLE]:
+            for name, shard in _weight_map(path / INDEX).items():
+                if name not in self._tensors or self._tensors[name].path != path / shard:
+                    raise InvalidInput(f"{name} is not in the file that the index names", where=str(path / INDEX))
 
     @property
     def names(self) -> list[str]:
@@ -114,13 +115,6 @@ def shard_files(path: Path) -> list[Path]:
 ADAPTER_PROBLEM = (
     "holds an adapter (PEFT), which is no model: merge it into its model first, `merge_and_unload()`, and save that"
 )
-
-
-def _assigned(path: Path, files: list[Path]) -> dict[str, Path]:
-    """Returns tensor -> the file that an index names for it; none where there is no index."""
-    if not path.is_dir() or files == [path / SINGLE]:
-        return {}
-    return {name: path / file for name, file in _weight_map(path / INDEX).items()}
 
 
 def _weight_map(path: Path) -> dict[str, str]:

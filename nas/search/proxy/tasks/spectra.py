@@ -87,8 +87,9 @@ class Spectra:
         begins = np.where(generator.random(begins.shape) < _BURSTS, begins, -1)
         dithered = (timbre + 1) / 2 * (_COARSE - 1) + generator.random(timbre.shape)
         coarse = dithered.astype(np.int64).clip(0, _COARSE - 1)
-        means = map(self._code, (loudness, pitch, place))
-        codes = np.stack([*means, sound, begins + 1, *np.moveaxis(coarse, -1, 0)], -1)
+        means = [glide.reshape(size, self.frames, -1).mean(-1) for glide in (loudness, pitch, place)]
+        levels = [(mean * LEVELS).astype(np.int64).clip(0, LEVELS - 1) for mean in means]
+        codes = np.stack([*levels, sound, begins + 1, *np.moveaxis(coarse, -1, 0)], -1)
         frames = codes + LEVELS * np.arange(CODEBOOKS)
         spectra = self._spectra(loudness, pitch, place, timbre.repeat(self.upsampling, 1), begins)
         return frames.repeat(self.upsampling, 1), spectra
@@ -99,12 +100,6 @@ class Spectra:
         angles = 2 * np.pi * (np.arange(self.length) / periods + generator.random((2, size, 1)))
         glide: Floats = (0.5 + np.sin(angles).sum(0) / 4).astype(np.float32)
         return glide
-
-    def _code(self, glide: Floats) -> NDArray[np.int64]:
-        """Returns the levels of the means of frames, [size, frames]."""
-        means = glide.reshape(len(glide), self.frames, -1).mean(-1)
-        levels: NDArray[np.int64] = (means * LEVELS).astype(np.int64).clip(0, LEVELS - 1)
-        return levels
 
     def _spectra(
         self, loudness: Floats, pitch: Floats, place: Floats, timbre: Floats, begins: NDArray[np.int64]
