@@ -93,10 +93,10 @@ def _compared(programs: dict[str, Path], threads: int, options: argparse.Namespa
         ]
         for name in ("prefill_ms", "decode_ms")
     }
-    ours, theirs = results["ours"].astype(np.float64), results["llama_cpp"]
+    output, reference = results["ours"].astype(np.float64), results["llama_cpp"]
     return {
         "threads": threads,
-        "difference": float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)),
+        "difference": float(np.linalg.norm(output - reference) / np.linalg.norm(reference)),
         "ratio": {
             name: {"median": statistics.median(all_), "min": min(all_), "max": max(all_)}
             for name, all_ in ratios.items()

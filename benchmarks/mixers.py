@@ -1,7 +1,7 @@
 """Searches with every family of mixers, and with gated short convolutions and attention alone: what do the others add?
 
     python -m benchmarks.mixers run FOLDER [--base benchmarks/mixers.yaml] [--seeds 0 1 2 3] [--trials 40]     # hours
-    python -m benchmarks.mixers ablate FOLDER [--members 3]                                                    # then
+    python -m benchmarks.mixers again FOLDER [--members 3]                                                     # then
     python -m benchmarks.mixers report [FOLDER] [--page docs/measured/mixers.md]
 
 The first two say how long they take; stopped or killed, they continue with the same command. `report FOLDER` is of the
@@ -26,8 +26,9 @@ that differ by 5 % in 27 %, and one of 20 % always; of searches that differ by 5
 of cases, and different in 3 %. So "undecided" is likely unless the loss is large.
 
 The report also has what shows whether this answer depends on a choice; none of it decides. Corners are moved in
-quality. V after half of the trials and after all is of the quality that the search itself knew, as only layouts near
-the last front have fresh seeds. And two searches together, where one of `all` need not find what a plain one has, lose
+quality. Figures of the device are those that the search chose layouts by, or of a second measurement. V after half of
+the trials and after all is of the quality that the search itself knew, as only layouts near the last front have fresh
+seeds. And two searches together, where one of `all` need not find what a plain one has, lose
 
     1 - exp(mean log V(plain i + plain k) - mean log V(plain i + all j)).
 
@@ -38,10 +39,10 @@ The loss is that after equal trials: `plain` is a part of `all`, so a search wit
 space, but one of 40 trials may. Qualities are those of proxies of 64 channels after 65,000 tokens, recall is read from
 the front alone, and linear mixers learn fast at first: nothing is concluded about longer trainings.
 
-`ablate` takes parts (`ABLATIONS`) out of those layouts with linear and state mixers that add most to the front of all
-searches. It measures both in a study of their own, and trains proxies of both on seeds that nothing was chosen by; what
-the runtime does not carry has no figures of a device. Studies are in benchmarks/recorded/mixers.json.gz, these
-trainings in mixers-trainings.jsonl.
+`again` measures all layouts with fresh seeds a second time, in a study of their own. It takes parts (`ABLATIONS`) out
+of those with linear and state mixers that add most to the front of all searches, measures what is left in the same
+study, and trains proxies of both on seeds that nothing was chosen by; what the runtime does not carry has no figures of
+a device. Studies are in benchmarks/recorded/mixers.json.gz, these trainings in mixers-trainings.jsonl.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ BASE = Path(__file__).with_suffix(".yaml")
 PLAIN = ("conv", "gqa")
 """Mixers of the plain space."""
 SIDES = ("all", "plain")
-ABLATED = "ablated"
-"""Side of the study that measures layouts and their ablations."""
+AGAIN = "again"
+"""Side of the study that measures fronts a second time, and ablations."""
 QUALITIES = ("quality", "recall")
 LOSS = 0.01
 _SURE = 0.95
@@ -172,7 +173,7 @@ def measuring(base: Mapping[str, Any], layouts: Sequence[str]) -> dict[str, Any]
     chosen = ("model", "mixers", "ffn", "pattern", "limits", "parallel", "budgets")
     return {
         **{key: value for key, value in base.items() if key not in chosen},
-        "name": f"{base['name']}-{ABLATED}-{content_hash(list(layouts))[:8]}",
+        "name": f"{base['name']}-{AGAIN}-{content_hash(list(layouts))[:8]}",
         "layouts": list(layouts),
         "objectives": [objective for objective in base["objectives"] if METRICS[objective["metric"]].source != "proxy"],
         "quality": {"rungs": [{"name": "untrained", "lm_steps": _UNTRAINED}], "min_reference": 1e-6},
@@ -251,35 +252,37 @@ def run(folder: Path, base: str, seeds: Sequence[int], trials: int, path: Path =
         write([*collected(campaigns, all_terms), *others], path)
 
 
-def ablate(folder: Path, members: int, minutes: float, path: Path = RECORDED) -> None:
-    """Measures and trains the layouts that add most to the front of all searches, and their ablations; records both.
+def again(folder: Path, members: int, minutes: float, path: Path = RECORDED) -> None:
+    """Measures layouts with fresh seeds a second time, measures and trains ablations of the best; records all.
 
     Raises:
-        InvalidInput: the searches have not ended, or no layout with linear or state mixers is on the front.
+        InvalidInput: the searches have not ended, or no layout has fresh seeds.
     """
     searches = [study for study in load(path) if study["side"] in SIDES]
     if waiting := len(searches) - len(complete_searches(searches)):
         raise InvalidInput(f"{waiting} of {len(searches)} searches have not ended: `run` continues them")
+    layouts = [row["layout"] for study in searches for row in fresh(study)]
+    if not layouts:
+        raise InvalidInput("nothing to measure again: no layout has quality on fresh seeds")
     whole = [layout for layout in front(searches) if _WITHOUT_STATES in ablations(layout)][:members]
-    if not whole:
-        raise InvalidInput("nothing to ablate: no layout on the front of all searches has linear or state mixers")
     ablated = [*chain.from_iterable(ablations(layout).values() for layout in whole)]
     base = load_space(folder / "all.yaml")
     carried = support_filter(base)
-    listed = [layout for layout in dict.fromkeys([*whole, *ablated]) if carried(Layout.parse(layout))]
+    listed = [layout for layout in dict.fromkeys([*layouts, *ablated]) if carried(Layout.parse(layout))]
     content = measuring(yaml.safe_load((folder / "all.yaml").read_text()), listed)
-    campaigns = {ABLATED: campaign(folder, content["name"], content, content["name"])}
-    terms = Terms(EHVI, 0, len(listed), ABLATED)
-    campaigns[ABLATED].run([terms])
+    campaigns = {AGAIN: campaign(folder, content["name"], content, content["name"])}
+    terms = Terms(EHVI, 0, len(listed), AGAIN)
+    campaigns[AGAIN].run([terms])
     (measured,) = collected(campaigns, [terms])
     write([*searches, {**measured, "whole": whole}], path)
-    jobs = {layout: _jobs(base.quality, layout, folder) for layout in (_published(searches), *whole, *ablated)}
+    trained = dict.fromkeys([_published(searches), *whole, *ablated] if whole else [])
     ends = time.monotonic() + 60 * minutes
-    for done, (layout, of_layout) in enumerate(jobs.items()):
-        print(f"trainings of {done} of {len(jobs)} layouts", file=sys.stderr, flush=True)
+    for done, layout in enumerate(trained):
+        print(f"trainings of {done} of {len(trained)} layouts", file=sys.stderr, flush=True)
         try:
             rest = (ends - time.monotonic()) / 60
-            train_missing({job.key: (layout, job) for job in of_layout}, trainings_of(path), rest)
+            jobs = {job.key: (layout, job) for job in _jobs(base.quality, layout, folder)}
+            train_missing(jobs, trainings_of(path), rest)
         except CandidateFailed as error:
             print(f"{layout}: {error}", file=sys.stderr)
 
@@ -324,6 +327,23 @@ def searched(study: Recorded, trials: int) -> list[Row]:
         {**row, "objectives": {**row["objectives"], "quality": qualities[row["layout"]]}}
         for row in complete({"told": proposed(study)[:trials]})
         if row["layout"] in qualities
+    ]
+
+
+def measured_again(searches: Sequence[Recorded], second: Recorded) -> list[Recorded]:
+    """Returns searches with the figures of a second measurement; layouts without them are left out."""
+    figures = {row["layout"]: row["objectives"] for row in complete(second)}
+    return [
+        {
+            **study,
+            "devices": [*study.get("devices", ()), *second.get("devices", ())],
+            "told": [
+                {**row, "objectives": {**row["objectives"], **figures[row["layout"]]}}
+                for row in study["told"]
+                if row["layout"] in figures
+            ],
+        }
+        for study in searches
     ]
 
 
@@ -451,9 +471,7 @@ class Ablated:
         runs: dict[str, dict[int, dict[str, float]]] = {}
         for row in trained:
             runs.setdefault(row["layout"], {}).setdefault(row["seed"], {}).update(row["scores"])
-        self._measured = {
-            row["layout"]: row for study in studies if study["side"] == ABLATED for row in complete(study)
-        }
+        self._measured = {row["layout"]: row for study in studies if study["side"] == AGAIN for row in complete(study)}
         self.devices = sorted({name for row in self._measured.values() for name in row["objectives"]})
         self._of_seeds: dict[str, dict[str, Mapping[int, float]]] = {name: {} for name in QUALITIES}
         if (reference := runs.pop(_published(studies), None)) is None:
@@ -557,12 +575,12 @@ def report(studies: Sequence[Recorded], trained: Iterable[Mapping[str, Any]] = (
         f"Estimated: what share of its hypervolume V a search of {max(trials)} trials by {EHVI} loses where mixers are"
         f" {' and '.join(PLAIN)} alone: 1 less the ratio of the geometric means of V over {len(compared) // 2} searches"
         " of either space. Quality is that of small proxies.\n",
-        _losses(compared, marks),
+        _losses(compared, marks, next((study for study in studies if study["side"] == AGAIN), None)),
         _references(compared),
         progress,
         table(("mixer", "layouts on the front of all"), shares),
     ]
-    if (rows := list(trained)) and (measured := [study for study in studies if study["side"] == ABLATED]):
+    if (rows := list(trained)) and (measured := [study for study in studies if study["side"] == AGAIN]):
         parts.append(Ablated(studies, rows).tables(measured[0]["whole"]))
     return "\n".join(parts)
 
@@ -581,11 +599,13 @@ def _progress(studies: Sequence[Recorded], marks: Sequence[int], compared: Seque
     return table(("space", "seed", "state", "trials", "by a model", "complete", *heads, "hours"), rows)
 
 
-def _losses(compared: Sequence[Recorded], marks: Sequence[int]) -> str:
+def _losses(compared: Sequence[Recorded], marks: Sequence[int], second: Recorded | None) -> str:
     """Returns the answer by the rule above, which the first row decides, and a row for each way to compute the loss."""
     ways: dict[str, Callable[[], Loss]] = {
         f"fresh seeds, corner: {name}": partial(_loss, compared, shift) for name, shift in CORNERS.items()
     }
+    if second is not None:
+        ways["fresh seeds, measured again"] = lambda: _loss(measured_again(compared, second))
     ways |= {f"the search's seeds, first {mark} trials": partial(_loss, compared, 0.0, mark) for mark in marks}
     ways["fresh seeds, two searches together"] = lambda: Loss.of_pairs(pairs(compared), len(compared) // 2)
     answer, rows = "undecided", list[tuple[str, ...]]()
@@ -603,7 +623,7 @@ def _losses(compared: Sequence[Recorded], marks: Sequence[int]) -> str:
     return f"Answer, by the first row: {answer}.\n\n{table(head, rows)}"
 
 
-def _loss(compared: Sequence[Recorded], shift: float, trials: int | None = None) -> Loss:
+def _loss(compared: Sequence[Recorded], shift: float = 0.0, trials: int | None = None) -> Loss:
     return Loss.of(volumes(compared, shift, trials))
 
 
@@ -631,29 +651,29 @@ def main() -> int:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command")
-    running, ablating, reporting = (commands.add_parser(name) for name in ("run", "ablate", "report"))
-    for command in (running, ablating):
+    running, measuring_again, reporting = (commands.add_parser(name) for name in ("run", "again", "report"))
+    for command in (running, measuring_again):
         command.add_argument("folder", type=Path, help="of the studies; the same continues them")
     running.add_argument("--base", default=str(BASE), help="name or file of a space")
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
     running.add_argument("--trials", type=int, default=40, help="of each study, references not counted")
-    ablating.add_argument("--members", type=int, default=3, help="ablated layouts, first those that add most")
-    ablating.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
+    measuring_again.add_argument("--members", type=int, default=3, help="ablated layouts, first those that add most")
+    measuring_again.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
     reporting.add_argument("folder", type=Path, nargs="?", help="of studies that may not have ended")
     reporting.add_argument("--page", type=Path, help="whose part `mixers` is written")
-    for command in (running, ablating, reporting):
+    for command in (running, measuring_again, reporting):
         command.add_argument("--table", type=Path, default=RECORDED, help="file of the studies that are recorded")
     options = parser.parse_args()
     try:
         if options.command == "run":
             run(options.folder, options.base, options.seeds, options.trials, options.table)
-        elif options.command == "ablate":
-            ablate(options.folder, options.members, options.minutes, options.table)
+        elif options.command == "again":
+            again(options.folder, options.members, options.minutes, options.table)
         else:
             studies = load(options.table)
             if options.folder is not None:
                 campaigns = {side: campaign(options.folder, side) for side in SIDES}
-                ablated = [study for study in studies if study["side"] == ABLATED]
+                ablated = [study for study in studies if study["side"] == AGAIN]
                 studies = [*collected(campaigns, planned(studies)), *ablated]
             text = report(studies, trainings(trainings_of(options.table)).values())
             write_part(options.page, "mixers", text)

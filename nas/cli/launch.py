@@ -184,9 +184,9 @@ def _in_the_way(load: preflight.Load) -> str:
 
 def _estimate(options: LaunchOptions) -> Estimate:
     with open_store_if_any(options.db) as store:
-        known = known_devices(store, own_attachments().read())
+        registered = known_devices(store, own_attachments().read())
         ids = {LOCAL: this_machine().id}
-        ids |= {name: find_name(name, known) for name in options.space.devices if name != LOCAL}
+        ids |= {name: find_name(name, registered) for name in options.space.devices if name != LOCAL}
         return estimate(store, options.space, _trials(options), ids, options.workers)
 
 

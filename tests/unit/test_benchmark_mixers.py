@@ -20,15 +20,16 @@ from store_support import open_store
 from study_support import TINY, Bed, tiny_space
 
 from benchmarks.mixers import (
-    ABLATED,
+    AGAIN,
     BASE,
     Loss,
-    ablate,
     ablations,
+    again,
     campaign,
     collected,
     fresh,
     front,
+    measured_again,
     measuring,
     report,
     run,
@@ -193,19 +194,38 @@ def test_studies_are_collected_with_what_the_report_needs(tmp_path: Path) -> Non
     assert study["references"]["published"]["latency"] > 0 and study["devices"]
     assert 0 < study["modelled"] < 12
     assert study["fresh"] == sorted(row["layout"] for row in whole["ranking"] if row["rescored"])
-    complete = [row for row in study["told"] if row["status"] == "complete"]
-    assert study["searched"].keys() >= {row["layout"] for row in complete}
-    others = {row["layout"] for row in complete} - {*study["fresh"], *(row["layout"] for row in whole["references"])}
-    assert others
-    for row in complete:
-        if row["layout"] in others:
-            assert study["searched"][row["layout"]] == pytest.approx(row["objectives"]["quality"])
+    complete = [row["layout"] for row in study["told"] if row["status"] == "complete"]
+    assert study["searched"].keys() >= {*complete}
     source.report = lambda terms: None
     assert collected({"all": source}, [Terms("ehvi", 3, 12, "all")])[0]["state"] == "not begun"
 
 
+def test_the_quality_that_a_search_knew_is_the_only_one_without_fresh_seeds(tmp_path: Path) -> None:
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))
+    bed.run(6)
+    whole = study_report(bed.store, "study")
+    source: Any = SimpleNamespace(report=lambda terms: whole, store=lambda: nullcontext(bed.store))
+    (study,) = collected({"all": source}, [SimpleNamespace(study="study", side="all", seed=0, trials=6)])  # type: ignore[list-item]
+    rows = [row for row in study["told"] if row["status"] == "complete" and row["origin"] != "reference"]
+    assert rows and study["fresh"] == []
+    for row in rows:
+        assert study["searched"][row["layout"]] == pytest.approx(row["objectives"]["quality"])
+
+
+def test_a_second_measurement_takes_the_place_of_the_first() -> None:
+    (study,) = searches([], "ehvi")
+    rows = fresh(study)
+    slower = [{**row, "objectives": {"latency": row["objectives"]["latency"] + 0.1}} for row in rows[:5]]
+    (second,) = measured_again([study], {**study, "told": slower})
+    assert [row["layout"] for row in fresh(second)] == [row["layout"] for row in rows[:5]]
+    for before, after in zip(rows, fresh(second), strict=False):
+        assert after["objectives"] == {**before["objectives"], "latency": before["objectives"]["latency"] + 0.1}
+
+
 def test_devices_are_not_mixed() -> None:
     one, other = searches(["random"], "ehvi")
+    with pytest.raises(InvalidInput, match="several devices"):
+        volumes(measured_again([{**one, "devices": ["intel-2"]}], {**other, "devices": ["amd-1"]}))
     with pytest.raises(InvalidInput, match="several devices cannot be compared: amd-1, intel-2"):
         volumes([{**one, "devices": ["intel-2"]}, {**other, "devices": ["amd-1"]}])
 
@@ -261,10 +281,10 @@ def test_the_report_says_how_far_searches_are_that_have_not_ended(tmp_path: Path
     assert "No losses" in report([going, waiting])  # of one seed
     write([*studies, waiting], tmp_path / "table.json")
     with pytest.raises(InvalidInput, match="2 of 3 searches have not ended"):
-        ablate(tmp_path, 6, 1.0, tmp_path / "table.json")
+        again(tmp_path, 6, 1.0, tmp_path / "table.json")
     write([{**waiting, "fresh": []}], tmp_path / "table.json")
-    with pytest.raises(InvalidInput, match="nothing to ablate"):
-        ablate(tmp_path, 6, 1.0, tmp_path / "table.json")
+    with pytest.raises(InvalidInput, match="nothing to measure again"):
+        again(tmp_path, 6, 1.0, tmp_path / "table.json")
 
 
 def test_the_report_says_what_is_estimated_how_and_from_what() -> None:
@@ -319,8 +339,9 @@ def test_the_report_has_what_each_ablation_changes() -> None:
         }
         for text, at in ((layout, 0.0), (ablated, -0.1))
     ]
-    measured = {**studies[1], "side": ABLATED, "told": rows, "trials": 2, "whole": [layout]}
+    measured = {**studies[1], "side": AGAIN, "told": rows, "trials": 2, "whole": [layout]}
     text = report([*studies, measured], trained)
+    assert "| fresh seeds, measured again | " in text and "measured again" not in report(studies)
     assert f"| `{layout}` | as it is |" in text
     assert "| no linear and state mixers | -0.189 ± 0.000 | -0.750 ± 0.000 | -9.5% ± 2.5% | +0.0% ± 0.0% |" in text
     assert "|  | no gated short convolutions | - | - | - | - |" in text

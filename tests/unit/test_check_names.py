@@ -15,7 +15,7 @@ def test_names_that_are_assigned_or_defined_count_in_any_case_and_other_names_do
         "class Given:\n    made: int\n    def _own(self, TAKEN_, trial): self._left = told(each=1)\n"
         "async def some(): self.here.ended = KNOWN\n"
     )
-    expected = ["Given", "TAKEN_", "_left", "_own", "each", "found", "made", "some"]
+    expected = ["Given", "TAKEN_", "_left", "_own", "each", "ended", "found", "made", "some"]
     assert sorted(name for _, name in check_names.names(tree)) == expected
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,15 @@ def test_neighbours_with_other_arguments_are_other_pairs() -> None:
     rows = FEATURES.matrix([Layout.parse(f"d512 v8192 ffn=swiglu:1152 [C3*6 {tail}]") for tail in ("C5*2", "C7*2")])
     pairs = FEATURES.groups == GROUPS.index("pairs")
     assert (rows[0, pairs] != rows[1, pairs]).any()
+
+
+def test_no_layout_of_a_space_of_many_kinds_is_far_from_all_others() -> None:
+    """Pairs of mixers that were drawn at the bottom alone have next to no weight at the top, and no spread there."""
+    space = load_space(Path(__file__).parents[2] / "benchmarks/mixers.yaml")
+    sampler = Sampler(space)
+    kernels = Kernels(Features(space, strings=True), sampler, len(space.quality.rungs) - 1)
+    rows = kernels.rows([sampler.draw(RNG) for _ in range(200)])
+    assert 1 < np.median(np.abs(rows).max(axis=1)) < np.abs(rows).max() < 60
 
 
 def test_device_figures_and_quality_are_predicted() -> None:

@@ -62,6 +62,7 @@ STORED: list[tuple[type[Note], dict[str, Any]]] = [
     (ReferencePointFixed, {"what": "reference point", "point": {"quality": -0.5}}),
     (WarmStarted, {"what": "warm start", "studies": [{"study": "first", "layouts": 1}], "observations": [OBSERVATION]}),
     (Expected, {"what": "expected gain", "gain": None, "hypervolume": 2.0, "batch": 3}),
+    (Expected, {"what": "expected gain", "gain": 14805.6, "hypervolume": 0.0, "batch": 3}),
     (Closed, {"what": "closed", "rule": "trials", "message": "all 4 layouts were proposed"}),
     (QualityKnown, {"what": "quality", "rung": 2, "quality": QUALITY}),
     (QualityKnown, {"what": "quality", "rung": 2, "quality": {**QUALITY, "recall": 0.5, "recall_sd": 0.25}}),

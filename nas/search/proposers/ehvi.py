@@ -132,7 +132,7 @@ class EhviSearch(BaseProposer):
     layouts are finished, children of known layouts are proposed without a model.
     """
 
-    engine = "ehvi/5"
+    engine = "ehvi/6"
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)
@@ -152,9 +152,8 @@ class EhviSearch(BaseProposer):
     def propose(self, rng: Rng) -> Child:
         parents = stock(self.log, self.sampler)
         self.expected_gain = None
-        count = sum(bool(observation.objectives) for observation in self.log.sorted_observations()) + len(
-            self.log.prior()
-        )
+        count = len(self.log.prior())
+        count += sum(bool(observation.objectives) for observation in self.log.sorted_observations())
         if self.log.reference_point is None or count < MIN_POINTS:
             return breed(parents, self.sampler, rng)
         most = self.sampler.space.search.pool

@@ -32,6 +32,9 @@ from nas.search.proposers.sampling import Sampler
 
 _CROWD = 64
 """Random layouts whose spread columns are scaled by."""
+_LEAST_SPREAD = 0.25
+"""Least scale of a column, as a share of the median in its group: others may be millions of spreads away where random
+layouts hardly vary, such as in a rare pair of mixers far from the height at which it was drawn."""
 MIN_POINTS = 4
 """Values below which a target is predicted by their mean and a wide interval, without a model."""
 _PRIOR_SD = 0.3
@@ -85,6 +88,9 @@ class Kernels:
         self._scale = np.where(spread > 1e-9, spread, 1.0)
         groups = [(name, np.flatnonzero(features.groups == index)) for index, name in enumerate(GROUPS + STRING_GROUPS)]
         self._columns = {name: slice(indices[0], indices[-1] + 1) for name, indices in groups if len(indices)}
+        for columns in self._columns.values():
+            if (varying := spread[columns][spread[columns] > 1e-9]).size:
+                self._scale[columns] = np.maximum(self._scale[columns], _LEAST_SPREAD * np.median(varying))
         self._plain = [group for group in GROUPS if group in self._columns]
         self._strings = [group for group in STRING_GROUPS if group in self._columns]
         first = 2 + len(self._plain) + len(_NONLINEAR)

@@ -181,7 +181,7 @@ class Expected(Note):
     """
 
     what: ClassVar[str] = "expected gain"
-    gain: Coordinate | None
+    gain: Annotated[float, Field(ge=-MOST_FIGURE, le=MOST_FIGURE)] | None
     hypervolume: Annotated[float, Field(ge=0, le=MOST_FIGURE)]
     batch: Number
 
