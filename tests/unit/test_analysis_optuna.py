@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
-from study_support import Bed, bed_of
+from study_support import Bed, bed_of, tiny_space
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.search.analysis.optuna_export import Parameters, mirror
@@ -19,7 +19,8 @@ from nas.search.spaces import load_space
 @pytest.fixture
 def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
     monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
-    return bed_of(tmp_path)
+    strict = [{"metric": "decode_p50", "max": "1.05x", "workload": "chat"}]
+    return bed_of(tmp_path, tiny_space(budgets=strict))
 
 
 @pytest.fixture
