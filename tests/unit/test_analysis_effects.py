@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nas.core.layout import Layout
+from nas.core.space import SearchSpace
 from nas.search.analysis.effects import FEWEST, effects, features
 from nas.search.spaces import load_space
 
@@ -70,3 +71,19 @@ def test_features_are_counts_shares_and_means_of_knobs_that_differ() -> None:
     assert columns["share of moe"].tolist() == [0, 0.75, 0]
     assert "swiglu width" not in columns and "gqa heads" not in columns
     assert features(load_space("lfm2"), []) == {}
+
+
+def test_an_expansion_is_the_width_in_multiples_of_the_model() -> None:
+    texts = ("d1024 v65536 ffn=swiglu:2048 [C3+swiglu:4096*3 A16/8]", "d1024 v65536 ffn=swiglu:4096 [C3*3 A16/8*2]")
+    columns = features(_with_expansion(), [Layout.parse(text) for text in texts])
+    assert columns["swiglu expansion"].tolist() == [3.5, 4]
+
+
+def test_means_that_differ_by_rounding_alone_are_no_feature() -> None:
+    layouts = [Layout.parse(f"d320 v65536 ffn=swiglu:896 [C3*{depth} A16/8]") for depth in range(1, 9)]
+    assert features(_with_expansion(), layouts).keys() == {"conv layers"}
+
+
+def _with_expansion() -> SearchSpace:
+    ffn = {"swiglu": {"expansion": {"choices": [2.8, 4], "scope": "layer"}}}
+    return SearchSpace.model_validate(load_space("lfm2").model_dump(mode="json") | {"ffn": ffn})

@@ -247,6 +247,12 @@ def test_fresh_seeds_compare_with_the_published_reference_on_the_same_seeds() ->
     assert scale.per_seed({7: {"lm/code": 4.0}, 8: {"lm/code": 2.0}}) == pytest.approx({7: 1.0, 8: 0.5})
 
 
+def test_ratios_are_bounded_where_the_reference_learns_nothing_on_fresh_seeds() -> None:
+    scale = fix_scale("r", {0: {"task/selcopy": 0.5}}, minimum=0.25)
+    for learned in (0.1, 0.0, -0.1):
+        assert scale.rescored({7: {"task/selcopy": learned}}).quality({7: {"task/selcopy": 0.5}}).value == 2.0
+
+
 def test_recall_of_fresh_seeds_alone_counts_in_recall() -> None:
     scale = fix_scale("r", {0: {"lm/code": 2.0, "task/mqar": 0.01}}, minimum=0.1)
     assert scale.quality({0: {"lm/code": 1.0}}).recall is None

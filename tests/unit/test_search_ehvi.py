@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from nas.core.layout import Layout
 from nas.core.pareto import hypervolume
 from nas.core.space import Budget
 from nas.search.proposers import Observation, Sampler, Status, make_proposer
-from nas.search.proposers.ehvi import EhviSearch, Improvement, chance_feasible, lowest
+from nas.search.proposers.ehvi import Acquisition, EhviSearch, Improvement, log_chance_feasible, lowest
 from nas.search.proposers.gp import Array
 from nas.testing.synthetic import OBJECTIVES, SyntheticProblem, synthetic_space
 
@@ -45,9 +48,9 @@ def test_dominated_certainty_gains_nothing() -> None:
 
 
 def test_chance_feasible_is_a_product() -> None:
-    chances = chance_feasible(np.array([[0.0, -9.0], [0.0, 0.0], [9.0, -9.0]]), np.ones((3, 2)))
-    assert chances == pytest.approx([0.5, 0.25, 0.0])
-    assert chance_feasible(np.empty((2, 0)), np.empty((2, 0))) == pytest.approx([1.0, 1.0])
+    logs = log_chance_feasible(np.array([[0.0, -9.0], [0.0, 0.0], [9.0, -9.0]]), np.ones((3, 2)))
+    assert np.exp(logs) == pytest.approx([0.5, 0.25, 0.0])
+    assert np.exp(log_chance_feasible(np.empty((2, 0)), np.empty((2, 0)))) == pytest.approx([1.0, 1.0])
 
 
 def reached(problem: SyntheticProblem, name: str, evaluations: int) -> float:
@@ -158,6 +161,22 @@ def test_a_budget_on_recall_is_learned_at_the_rung_it_was_taken_at() -> None:
     assert np.abs(forecast - truth).mean() < 0.07
     scores = proposer.score(unseen)
     assert scores[truth > 0.15].max() < 0.1 * scores[truth < -0.1].max()
+
+
+def test_layouts_are_told_apart_where_none_is_likely_to_keep_a_budget() -> None:
+    """Chances of 1e-400 are 0 as numbers: the first of the pool was proposed, whatever it exceeds."""
+    problem = SyntheticProblem(1, space=synthetic_space(pool=64))
+    sampler, rng = Sampler(problem.space), np.random.default_rng(0)
+    search = EhviSearch(sampler, 0)
+    search.fix_reference_point(problem.reference_point)
+    for layout in [sampler.draw(rng) for _ in range(24)]:
+        excess, figures = {"memory": 3.0 + 0.1 * math.log(layout.params.total)}, problem.observe(layout).objectives
+        search.tell(Observation(layout, "infeasible", figures, excess, noise={"memory": 1e-3}))
+    layouts = [sampler.draw(rng) for _ in range(60)]
+    assert (search.score(layouts) == 0).all()
+    scores, excess_forecast = Acquisition(search, layouts).scores, search.surrogate().predict(layouts)[1]
+    chances = -(excess_forecast.mean / excess_forecast.sd)[:, 0]
+    assert spearmanr(scores, chances).statistic > 0.99
 
 
 def test_expected_gain_shrinks_as_the_space_is_known() -> None:

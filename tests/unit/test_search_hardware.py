@@ -10,7 +10,7 @@ import pytest
 from hardware_devices import CHAT, costs, draw, measured
 
 from nas.core.layout import Layout
-from nas.search.proposers.hardware import TERMS, Costs, Estimate, HardwareModel, Measured, better
+from nas.search.proposers.hardware import _KIND_TERMS, TERMS, Costs, Estimate, HardwareModel, Measured, better
 
 LAYOUTS = draw(60)
 TRAINING, UNSEEN = LAYOUTS[:30], LAYOUTS[30:]
@@ -75,6 +75,34 @@ def test_better_is_what_errs_less() -> None:
     model = HardwareModel(costs(), measured(TRAINING))
     misled = HardwareModel(costs(), Measured(TRAINING, measured(TRAINING).logs[::-1].copy(), np.zeros(30)))
     assert better(misled.moved(measured(TRAINING)), model) is model
+
+
+def test_a_device_that_is_an_exact_multiple_is_forecast_exactly() -> None:
+    base = HardwareModel(costs(), measured(TRAINING))
+    for spread in (0.0, 1e-8, 1e-5):
+        away = 2.0 + spread * np.random.default_rng(0).standard_normal(len(LAYOUTS))
+        logs = base.predict(LAYOUTS).mean + away
+        few = Measured(TRAINING[:6], logs[:6], np.zeros(6))
+        estimate = base.moved(few).predict(UNSEEN)
+        assert np.abs(estimate.mean - logs[30:]).max() <= 5 * spread + 1e-12
+        assert estimate.sd.max() < 0.5
+
+
+def test_measured_layouts_that_hardly_differ_leave_forecasts_of_others_bounded() -> None:
+    stack = "d128 v512 ffn=swiglu:{} [C{} A8/{} C3]"
+    alike = [Layout.parse(stack.format(320 + 32 * (n % 4), 3 + n % 2, 4 // (1 + n // 4))) for n in range(8)]
+    estimate = HardwareModel(costs(), measured(alike)).predict(UNSEEN)
+    assert np.abs(estimate.mean - EXACT.logs).max() < 2
+    assert estimate.sd.max() < 100
+
+
+def test_weights_that_layers_share_are_held_once_and_read_twice() -> None:
+    amounts = Costs(CHAT, ["conv", "swiglu"])
+    twice, shared = amounts._amounts([Layout.parse(f"d512 v8192 ffn=swiglu:1024 [C3 {c}]") for c in ("C3", "^0")])
+    expected = twice.copy()
+    held = [TERMS.index("held"), *(len(TERMS) + len(_KIND_TERMS) * kind + _KIND_TERMS.index("held") for kind in (0, 1))]
+    expected[held] /= 2
+    assert shared.tolist() == expected.tolist() and shared[TERMS.index("read")] > shared[TERMS.index("held")]
 
 
 def test_terms_are_those_of_the_layout() -> None:

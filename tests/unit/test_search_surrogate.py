@@ -54,6 +54,12 @@ def test_features_are_finite_and_tell_layouts_apart() -> None:
         assert len(np.unique(matrix, axis=0)) >= 49
 
 
+@pytest.mark.parametrize("name", ["lfm2-full", "lfm2-colbert", "lfm2-vl", "lfm2-audio"])
+def test_features_of_a_group_are_side_by_side(name: str) -> None:
+    groups = Features(load_space(name), strings=True).groups
+    assert len(np.unique(groups)) == 8 and (np.diff(groups) >= 0).all()
+
+
 def test_features_of_a_known_stack() -> None:
     layout = Layout.parse("d512 v8192 ffn=swiglu:1152 [C3*2 A16/4 C5 A16/4 C7*3]")
     named = dict(zip(FEATURES.names, FEATURES.vector(layout), strict=True))

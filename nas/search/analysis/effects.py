@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from nas.core.block import Block
+from nas.core.block_space import EXPANSION
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.core.stats import t_critical
@@ -19,6 +21,8 @@ from nas.core.stats import t_critical
 Floats = NDArray[np.float64]
 FEWEST = 10
 """Trials more than features, at or below which no effects are given."""
+_ROUNDING = 1e-9
+"""Share of its size that a feature differs by at least; means of equal numbers differ by less."""
 _DEPENDENT = 1e-8
 """Share of a feature's variance that others leave, below which it is theirs."""
 
@@ -64,10 +68,15 @@ def features(space: SearchSpace, layouts: Sequence[Layout]) -> dict[str, Floats]
             elif place:
                 columns[f"share of {kind.kind}"] = counts / np.array([layout.depth for layout in layouts])
             for name in kind.knobs:
-                means = np.array([_mean([block.get(name) for block in of_layout]) for of_layout in blocks])
+                means = np.array(
+                    [
+                        _mean([_value(block, name, layout.d_model) for block in of_layout])
+                        for layout, of_layout in zip(layouts, blocks, strict=True)
+                    ]
+                )
                 if np.isfinite(means).any():
                     columns[f"{kind.kind} {name}"] = np.where(np.isfinite(means), means, np.nanmean(means))
-    return {name: column for name, column in columns.items() if len(set(column.tolist())) > 1}
+    return {name: column for name, column in columns.items() if _varies(column)}
 
 
 def effects(table: Floats, target: Floats) -> Effects | None:
@@ -106,6 +115,16 @@ def _independent(x: Floats) -> list[int]:
             columns.append(place)
             basis = np.column_stack([basis, rest / np.sqrt(square)])
     return columns
+
+
+def _varies(column: Floats) -> bool:
+    """Returns whether values differ by more than rounding."""
+    return len(column) > 0 and bool(np.ptp(column) > _ROUNDING * np.abs(column).max())
+
+
+def _value(block: Block, name: str, d_model: int) -> object:
+    """Returns the value of a knob in a block: of an expansion, the width as a multiple of the model's."""
+    return block.int("width") / d_model if name == EXPANSION else block.get(name)
 
 
 def _mean(values: Sequence[object]) -> float:

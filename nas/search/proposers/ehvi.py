@@ -21,6 +21,7 @@ estimate is vectorised, deterministic, works for any number of objectives, and i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -46,6 +47,8 @@ _MANY_POINTS_LOG2 = 10
 """The same for more axes."""
 _WIDE = 3.0
 """Standard deviations below the best mean that the integral reaches."""
+_LEAST_GAIN = 1e-250
+"""Expected gain at or below which layouts are ordered by the chance that they are better than the reference point."""
 _RANDOM = 0.15
 """Share of the first candidates that is drawn at random, so that no part of the space is out of reach."""
 _ROUNDS = 8
@@ -107,11 +110,11 @@ def lowest(mean: Array, sd: Array) -> Array:
     return np.asarray((mean - _WIDE * sd).min(axis=0))
 
 
-def chance_feasible(mean: Array, sd: Array) -> Array:
-    """Returns [N] chances that every excess is at most 0, for [N, C] forecasts; 1 where there is no constraint."""
-    from scipy.special import ndtr
+def log_chance_feasible(mean: Array, sd: Array) -> Array:
+    """Returns [N] log chances that every excess is at most 0, for [N, C] forecasts; 0 where there is no constraint."""
+    from scipy.special import log_ndtr
 
-    return np.asarray(np.prod(ndtr(-mean / sd), axis=1), dtype=np.float64)
+    return np.asarray(log_ndtr(-mean / sd).sum(axis=1), dtype=np.float64)
 
 
 @lru_cache
@@ -172,12 +175,12 @@ class EhviSearch(BaseProposer):
             if more := self._edit_best(pool, scores, rng, size):
                 pool += more
                 scores = np.concatenate([scores, acquisition.of([layout for layout, _, _ in more])])
-        self.expected_gain = float(scores.max())
+        self.expected_gain = math.exp(scores.max())
         return pool[int(np.argmax(scores))]
 
     def score(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L] expected gain in hypervolume x chance to keep all budgets; needs the reference point."""
-        return Acquisition(self, layouts).scores
+        return np.asarray(np.exp(Acquisition(self, layouts).scores))
 
     def surrogate(self) -> Surrogate:
         """Returns the surrogate fitted to all observations and to predictions of layouts that are under way."""
@@ -266,13 +269,14 @@ class Acquisition:
         boldness: factor on the standard deviations of objectives.
 
     Attributes:
-        scores: [L] of `layouts`.
+        scores: [L] logarithms for `layouts` of expected gain x chance to keep all budgets, which may be below the least
+            number.
     """
 
     def __init__(self, search: EhviSearch, layouts: Sequence[Layout], boldness: float = 1.0) -> None:
         point = search.log.reference_point
         assert point is not None, "proposals by hypervolume need a reference point"
-        self._surrogate, self._boldness = search.surrogate(), boldness
+        self._surrogate, self._boldness, self._point = search.surrogate(), boldness, np.array(point)
         forecasts = self._surrogate.predict(layouts)
         front = _reached(search, self._surrogate)
         self._improvement = Improvement(front, point, lowest(forecasts[0].mean, boldness * forecasts[0].sd))
@@ -283,8 +287,13 @@ class Acquisition:
         return self._score(*self._surrogate.predict(layouts))
 
     def _score(self, objectives: Forecast, constraints: Forecast) -> Array:
-        gain = self._improvement.expected(objectives.mean, self._boldness * objectives.sd)
-        return np.asarray(gain * chance_feasible(constraints.mean, constraints.sd))
+        from scipy.special import log_ndtr
+
+        sd = self._boldness * objectives.sd
+        gain = np.maximum(self._improvement.expected(objectives.mean, sd), _LEAST_GAIN)
+        inside = log_ndtr((self._point - objectives.mean) / sd).sum(axis=1)
+        gains = np.log(gain) + np.where(gain > _LEAST_GAIN, 0.0, inside)
+        return np.asarray(gains + log_chance_feasible(constraints.mean, constraints.sd))
 
 
 def _reached(search: EhviSearch, surrogate: Surrogate) -> Array:

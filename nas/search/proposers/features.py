@@ -120,15 +120,15 @@ class Features:
         return [pool[index] for index in chosen]
 
     def _named(self) -> Iterator[tuple[str, str]]:
-        """Yields group and name of each column, in the order of `_vector`."""
+        """Yields group and name of each column, in the order of `_vector`; those of a group are side by side."""
         names = ["depth", "d_model", "vocab", "total", "active", "non_embedding", "state"]
         names += [f"{name}@{context}" for context in self._contexts for name in ("flops", "resident", "read")]
         tracks = self._kinds + [f"{kind}.{name}" for kind, name in self._arguments]
         yield from (("sizes", name) for name in (*names, *(f"{track}.mean" for track in tracks)))
-        yield from (("values", f"{kind}.{name}={choice}") for kind, name, choice in self._values)
-        yield from (("values", f"quantisation={name}") for name in self._quantisations)
         yield from (("sizes", name) for name in ("vectors",) if self._vectors)
         yield from (("sizes", f"tower.{name}") for name in self._tower_names())
+        yield from (("values", f"{kind}.{name}={choice}") for kind, name, choice in self._values)
+        yield from (("values", f"quantisation={name}") for name in self._quantisations)
         yield from (("heights", f"{track}@{height}") for height in _HEIGHTS for track in tracks)
         yield from (("neighbours", f"{below}>{above}") for below in self._mixers for above in self._mixers)
         yield from (("neighbours", f"{kind}.{name}") for kind in self._mixers for name in ("gap", "run"))
@@ -149,10 +149,10 @@ class Features:
         parts = (
             self._sizes(layout, work),
             tracks.mean(axis=0),
-            values.mean(axis=0),
-            [float(layout.quantisation == name) for name in self._quantisations],
             [math.log(layout.vectors)] if self._vectors else [],
             self._tower(layout),
+            values.mean(axis=0),
+            [float(layout.quantisation == name) for name in self._quantisations],
             (_windows(len(layers), _HEIGHTS, _BLUR) @ tracks).ravel(),
             steps.ravel(),
             _stretches(mixers),

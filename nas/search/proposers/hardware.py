@@ -65,6 +65,9 @@ _NNLS_STEPS = 30
 """Steps of the fit of costs at most, for each of them."""
 _LEAST = 1e-9
 """Least variance of log figures, to divide by."""
+_LEAST_SPREAD = 0.05
+"""Least scale of an amount, as a share of its mean: layouts may be thousands of spreads away from measured ones that
+differ in it by one kernel alone."""
 _RIDGE = 1e-3
 """Keeps the fit of costs unique where measured layouts do not determine them."""
 
@@ -93,6 +96,8 @@ class Costs:
         self._workload, self._kinds = workload, tuple(dict.fromkeys(kinds))
         self._arguments = [(kind, arg.name) for kind in self._kinds for arg in BLOCKS[kind].args]
         self._kind_columns = len(self._kinds) * len(_KIND_TERMS)
+        of_kinds = range(len(TERMS[_SUMMED]), len(TERMS[_SUMMED]) + self._kind_columns, len(_KIND_TERMS))
+        self._held = [0, *(first + _KIND_TERMS.index("held") for first in of_kinds)]
         self._used, self._unit, self._quantisations = _used(unit), unit, tuple(quantisations)
         self._vectors, self._towers = vectors, towers
         self._counts: dict[str, Array] = {}
@@ -156,6 +161,7 @@ class Costs:
 
     def _count(self, layout: Layout) -> Array:
         layers = np.array([self._layer(layout.layer_at(index), layout.d_model) for index in range(layout.depth)])
+        layers[np.ix_([layer.share is not None for layer in layout.layers], self._held)] = 0.0
         work, cache, widest = layers[:, :-2].sum(axis=0), layers[:, _CACHE], layers[:, -2:].max(axis=0)
         fixed = [1.0, layout.depth, layout.d_model * layout.vocab]
         summed, spilled = len(TERMS[_SUMMED]), [cache @ (cache > limit) for limit in _SPILL]
@@ -244,8 +250,8 @@ class HardwareModel:
         self.weights = weights or _learned(kernels, self._unseen(residual), measured.noise)
         # `fit` takes variances as shares of that of its targets.
         share = 1 / max(float(residual.var()), _LEAST)
-        noise = self.weights.noise * share
-        self._process: Process = fit(self.weights.sum(kernels) * share, residual, measured.noise**2, noise)
+        noise, standard = self.weights.noise * share, (float(residual.mean()), share**-0.5)
+        self._process: Process = fit(self.weights.sum(kernels) * share, residual, measured.noise**2, noise, standard)
 
     def moved(self, measured: Measured) -> HardwareModel:
         """Returns a model of the same figure on another device, which starts from this one."""
@@ -353,9 +359,10 @@ def _learned(kernels: Array, residual: Array, noise: Array) -> Weights:
 
 def _standard(tracks: Array) -> tuple[Array, Array]:
     """Returns centre and scale of each amount, for typical distances of 1; the scale is infinite without spread."""
-    spread = tracks.std(axis=0)
+    spread, centre = tracks.std(axis=0), tracks.mean(axis=0)
     varies = spread > 1e-9
-    return tracks.mean(axis=0), np.where(varies, spread, np.inf) * np.sqrt(max(1, int(varies.sum())))
+    scale = np.where(varies, np.maximum(spread, _LEAST_SPREAD * centre), np.inf)
+    return centre, scale * np.sqrt(max(1, int(varies.sum())))
 
 
 def _kernels(a: Array, b: Array) -> Array:

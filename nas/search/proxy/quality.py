@@ -145,17 +145,19 @@ class QualityScale(BaseModel):
     def rescored(self, published: Mapping[int, Scores]) -> QualityScale:
         """Returns the scale for other seeds, from the scores of the published reference there.
 
+        A score below `minimum` counts as that: ratios to what the reference hardly learns have no bound.
         A group of recall that was trained with these seeds alone counts in recall, with the prior of its noise.
         """
         groups = {group for scores in published.values() for group in recall_of(scores) if not is_part(group)}
         new = groups - {*self.reference, *self.left_out}
         means = {group: fmean(_ratios(published, group, 1.0).values()) for group in {*self._scored, *new}}
-        noisy = {group: means[group] for group in self.noisy_recall}
+        bases = {group: max(mean, self.minimum) for group, mean in means.items()}
+        noisy = {group: bases[group] for group in self.noisy_recall}
         noisy |= {group: means[group] for group in sorted(new) if means[group] >= self.minimum}
         recalled = recall_of({**self.reference, **noisy})
         return self.model_copy(
             update={
-                "reference": {group: means[group] for group in self.reference},
+                "reference": {group: bases[group] for group in self.reference},
                 "noisy_recall": noisy,
                 "recall_spreads": {unit_of(group): TASK_PRIOR for group in recalled} | self.recall_spreads,
             }
