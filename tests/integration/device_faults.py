@@ -130,10 +130,11 @@ class RemoteFaults:
     def test_the_connection_breaks_during_a_push(
         self, device: Machine, transport: ShellTransport, daemon: str, folder: str, tmp_path: Path
     ) -> None:
-        path, sha256 = big_file(tmp_path)
+        path, sha256 = big_file(tmp_path, 3 * BIG)
         with ThreadPoolExecutor(1) as threads:
             pushing = threads.submit(transport.push, path, sha256)
-            assert within(60, lambda: any((device.root / folder / "tmp").glob("*/file")))
+            assert within(60, lambda: pushing.done() or any((device.root / folder / "tmp").glob("*/file")))
+            assert not pushing.done(), pushing.result()
             device.kill(daemon)
             with pytest.raises(InfrastructureFailed):
                 pushing.result()
@@ -239,8 +240,8 @@ def reached(transport: ShellTransport) -> bool:
     return True
 
 
-def big_file(folder: Path) -> tuple[Path, str]:
+def big_file(folder: Path, size: int = BIG) -> tuple[Path, str]:
     """A file whose transfer takes a moment, and its hash."""
     path = folder / "big"
-    path.write_bytes(bytes(range(256)) * (BIG // 256))
+    path.write_bytes(bytes(range(256)) * (size // 256))
     return path, hashlib.sha256(path.read_bytes()).hexdigest()
