@@ -103,7 +103,7 @@ def fill_devices(lab: DashboardLab) -> None:
 
 
 def visitor(lab: DashboardLab) -> TestClient:
-    """Somebody whom a proxy let in under a hostile name."""
+    """A visitor whom a proxy names, under a hostile name."""
     headers = HTML | {"X-Forwarded-User": MARKUP}
     return TestClient(lab.app, base_url="https://lab.example", headers=headers, client=(PROXY, 5000),
                       raise_server_exceptions=False)  # fmt: skip
