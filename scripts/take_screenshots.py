@@ -72,7 +72,7 @@ def main() -> None:
 
 @contextmanager
 def served(database: Path, folder: Path) -> Iterator[str]:
-    """Serves a coordinator's pages over a copy of the database, for a visitor whom a proxy names; yields the URL."""
+    """Serves the dashboard over a copy of the database to a user authenticated by a proxy; yields the URL."""
     copy = folder / "nas.db"
     with (
         closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as source,

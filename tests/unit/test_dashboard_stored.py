@@ -103,7 +103,7 @@ def fill_devices(lab: DashboardLab) -> None:
 
 
 def visitor(lab: DashboardLab) -> TestClient:
-    """A visitor whom a proxy names, under a hostile name."""
+    """Returns a client that a trusted proxy authenticates as a user whose name is markup."""
     headers = HTML | {"X-Forwarded-User": MARKUP}
     return TestClient(lab.app, base_url="https://lab.example", headers=headers, client=(PROXY, 5000),
                       raise_server_exceptions=False)  # fmt: skip
