@@ -70,15 +70,15 @@ class InlineJobs:
     done: dict[tuple[str, int], RoundResult] = field(default_factory=dict)
     foreign_cpu: float | None = None
     """What other processes use meanwhile."""
-    slowness: Callable[[], float] = lambda: 1.0
-    """Factor on all times of a candidate's measurement, called for each."""
+    slowness: Callable[[int | None], float] = lambda trial: 1.0
+    """Factor on all times of a measurement of a trial, called once per measurement."""
 
     async def run(self, key: str, number: int, device: str, round_: Round, trial: int | None = None) -> RoundResult:
         await asyncio.sleep(0)
         if (key, number) not in self.done:
             assert results.get(self.store, key) is None, "measured again after the result was stored"
             reference = None if round_.reference is None else self._run(round_.reference)
-            slow = self.slowness()
+            slow = self.slowness(trial)
             runs = [self._run(round_.candidate, nth, slow) for nth in range(round_.repetitions)]
             pairs = [Pair(reference=reference, candidate=run, foreign_cpu=self.foreign_cpu) for run in runs]
             self.done[key, number] = RoundResult(pairs=pairs, wall_s=0.5)
