@@ -51,6 +51,9 @@ PROPERTIES = (
     "getprop | grep -E '^[[]ro[.](product[.](manufacturer|model|cpu[.]abilist)|soc|build[.](version|id)|.*serialno)'"
 )
 """Android's own description of itself."""
+_ANDROID_ID = "settings get secure android_id"
+_COUNTED = ("0123456789abcdef", "01234567890abcdef")
+"""Phones whose maker numbered none of them have a part of one of these as serial number."""
 
 
 def describe(
@@ -64,7 +67,8 @@ def describe(
     """Returns the device that `reader` reads, in one exchange.
 
     Its id is made of the name of the processor, phone or board and a hash of what distinguishes it from others of its
-    kind (/etc/machine-id, serial numbers), so it survives reboots and new host names, and cores that sleep.
+    kind (/etc/machine-id, serial numbers), so it survives reboots and new host names, and cores that sleep. A phone
+    whose serial number is a placeholder is told from others by Android's own id, which a factory reset changes.
 
     Args:
         reader: reads the device's files.
@@ -87,7 +91,12 @@ def describe(
     # It is empty where only the designs of the cores that are online are listed.
     cpu = _field(cpuinfo, "model name") or _field(cpuinfo, "Hardware") or ""
     model = sanitise(_phone(android) if android else _model(readings, machine))
+    serial = android.get("ro.serialno") or android.get("ro.boot.serialno") or ""
     unread: dict[str, str] = {}
+    if android and _is_placeholder(serial):
+        settings = Readings.take(reader, (), (_ANDROID_ID,))
+        android_id = _unless_unread("android_id", lambda: _output(settings, _ANDROID_ID, "[0-9a-f]{1,16}"), unread)
+        serial = android_id or serial
     optional: dict[str, Callable[[], Any]] = {
         "soc": lambda: _soc(readings, android),
         "page_size": lambda: _page_size(readings),
@@ -97,7 +106,7 @@ def describe(
     }
     values = {name: _unless_unread(name, probe, unread) for name, probe in optional.items()}
     return Device(
-        id=f"{_slug(model if android or not cpu else cpu, machine)}-{_identity(readings, android, cpu)}",
+        id=f"{_slug(model if android or not cpu else cpu, machine)}-{_identity(readings, serial, cpu)}",
         transport=transport,
         model=model,
         cpu=sanitise(cpu or " + ".join(sorted(set(designs.values())))),
@@ -213,12 +222,16 @@ def _os(readings: Readings, android: Mapping[str, str]) -> str:
     return f"{name}, kernel {kernel}" if kernel else name
 
 
-def _identity(readings: Readings, android: Mapping[str, str], cpu: str) -> str:
+def _is_placeholder(serial: str) -> bool:
+    text = serial.lower()
+    return text == "unknown" or len(set(text)) == 1 or any(text in counted for counted in _COUNTED)
+
+
+def _identity(readings: Readings, serial: str, cpu: str) -> str:
     """Returns eight hex digits. machine-id(5) asks to keep the id itself secret, so it is hashed.
 
     Boards that run copies of one disk image share a machine-id, but each has its own serial number.
     """
-    serial = android.get("ro.serialno") or android.get("ro.boot.serialno")
     source = read_or_empty(readings, "/etc/machine-id") or serial or read(readings, "/proc/sys/kernel/hostname")
     parts = ["hilnas device", source, cpu, *filter(None, [read_or_empty(readings, _SERIAL)])]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]

@@ -1,7 +1,7 @@
 """Android devices over adb, as a `Wire`.
 
 - `adb:SERIAL` through the adb server of this host (`adb start-server`), which owns USB, emulators and wireless
-  debugging
+  debugging; `adb:usb:1-1.4` through it to the phone on that port, whose serial number others may have, too
 - `adb:HOST:PORT` directly to a device, `adb:usb:SERIAL` directly over USB (`adb_device`); where the device wants TLS,
   through the adb server, if that is connected to HOST:PORT
 
@@ -33,6 +33,8 @@ _HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>
 _SERVER = re.compile(
     r"tcp:(?:(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):)?(?P<port>[0-9]{1,5})|localfilesystem:(?P<path>/.{1,100})"
 )
+_PORT = re.compile(r"usb:[0-9]+-[0-9]+([.][0-9]+)*")
+"""A USB port as `adb devices -l` lists it: the bus, and the ports of the hubs up to the phone."""
 _USB = re.compile(r"usb:(?P<serial>[A-Za-z0-9._-]+)")
 _CHUNK = 1 << 16
 
@@ -64,8 +66,10 @@ class AdbWire:
         self.name = address
         self._keys = keys
         scheme, _, self._where = address.partition(":")
-        self._usb, self._direct = _USB.fullmatch(self._where), _HOST_PORT.fullmatch(self._where)
-        if scheme != "adb" or not (self._usb or _is_place(self._direct) or _SERIAL.fullmatch(self._where)):
+        is_port = _PORT.fullmatch(self._where) is not None
+        self._usb = None if is_port else _USB.fullmatch(self._where)
+        self._direct = _HOST_PORT.fullmatch(self._where)
+        if scheme != "adb" or not (is_port or self._usb or _is_place(self._direct) or _SERIAL.fullmatch(self._where)):
             raise InvalidInput(f"device address {address!r}: adb:SERIAL, adb:HOST:PORT or adb:usb:SERIAL is expected")
         self._services: _Services | None = None
 
@@ -116,7 +120,7 @@ _REMEDIES = (
     ),
     ("closed", "is it in recovery or sideload mode? Start Android, with USB debugging on"),
     ("not found", "`adb devices` lists what the server has"),
-    ("more than one", "give one of them another serial, or use adb:usb:SERIAL or adb:HOST:PORT"),
+    ("more than one", "address it by its port, such as adb:usb:1-1.4; `adb devices -l` lists them"),
     ("connecting", "try again in a moment"),
 )
 """What a server's refusal contains, and what helps."""

@@ -78,7 +78,7 @@ def failed(message: str) -> bytes:
         (failed("device still connecting"), "try again in a moment"),
         (failed("insufficient permissions for device: missing udev rules?\nSee [http://x]"), "missing udev rules?"),
         (failed(f"device '{SERIAL}' not found"), "`adb devices` lists what the server has"),
-        (failed("more than one device with serial X"), "give one of them another serial"),
+        (failed("more than one device with serial X"), "address it by its port, such as adb:usb:1-1.4"),
         (failed("closed"), "closed"),
         (failed(""), "refused"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no adb server: it answers"),
@@ -179,6 +179,16 @@ def test_a_phone_that_wants_tls_is_reached_through_the_server(serve: Serve, encr
     serve(failed("device '127.0.0.1' not found"))
     with pytest.raises(Unsupported, match="wireless debugging with TLS: `adb pair` it"):
         wire.connect()
+
+
+def test_phones_of_one_serial_number_are_addressed_by_their_ports(serve: Serve, tmp_path: Path) -> None:
+    """Makers of cheap phones give all of them one serial number; `adb devices -l` lists ports of USB as well."""
+    server = serve(b"OKAYOKAY")
+    for port in ("1-1.4", "12-3"):
+        wire = AdbWire(f"adb:usb:{port}", tmp_path)
+        wire.connect()
+        wire.start("true").close()
+    assert server.requests == [b"host:transport:usb:1-1.4", b"host:transport:usb:12-3"]
 
 
 def test_nothing_to_read_yet_is_no_failure() -> None:

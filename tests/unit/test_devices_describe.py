@@ -13,6 +13,7 @@ from nas.core.errors import InvalidInput
 from nas.measure.devices.describe import PROPERTIES, boot_id, describe
 from nas.measure.devices.probes.readings import Unread
 from nas.measure.devices.transports.local import LocalTransport
+from nas.testing.fake_reader import FakeReader
 
 X86 = {
     "proc/cpuinfo": "".join(
@@ -131,6 +132,20 @@ def test_phones_are_distinguished_by_their_serial_numbers() -> None:
     renamed = pixel(**{"/proc/sys/kernel/hostname": "other\n"})
     assert len({describe(device).id for device in (pixel(), other, renamed)}) == 2
     assert "1a2b3c" not in describe(pixel()).id
+
+
+@pytest.mark.parametrize("serial", ["0123456789ABCDEF", "1234567890ABCDEF", "12345678", "0000", "unknown", ""])
+def test_phones_whose_maker_numbered_none_are_distinguished_by_android(serial: str) -> None:
+    def phone(android_id: str) -> FakeReader:
+        reader = pixel()
+        reader.commands[PROPERTIES] = reader.commands[PROPERTIES].replace("1A2B3C", serial)
+        reader.commands["settings get secure android_id"] = f"{android_id}\n"
+        return reader
+
+    first, second, none = (describe(phone(text)) for text in ("9774d56d682e549c", "dead00beef", "null"))
+    assert len({first.id, second.id, none.id}) == 3
+    assert "9774d56d" not in first.id and "android_id" not in first.unread
+    assert none.unread["android_id"] == "settings get secure android_id says 'null'"
 
 
 def test_a_raspberry_pi() -> None:
