@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import time
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -22,6 +23,8 @@ from nas.measure.devices.files import ContentFolder
 from nas.measure.runtimes import RUNTIMES
 
 app = command_app()
+
+_IN_USE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,9 @@ def gc(
 def collect(store: Store, limit_bytes: int) -> Freed:
     """Reduces each kind of file to `limit_bytes`, keeping files of running jobs, Pareto fronts and references.
 
-    Checkpoints are only removed while no study runs: training without one restarts, with the same result. Export
-    caches of runtimes are rebuilt on demand.
+    Checkpoints are only removed while no study of this database runs, those of the last hour never, as other databases
+    may have studies here: training without one restarts, with the same result. Export caches of runtimes are rebuilt
+    on demand.
     """
     done = artifacts.collect(store, limit_bytes)
     cache = ContentFolder(agent_cache()).trim(limit_bytes)
@@ -104,11 +108,12 @@ def _checkpoints(store: Store, limit_bytes: int) -> int:
     if any(lease is not None and lease.expires > store.now() for lease in held):
         return 0
     folders = [path for path in (paths.home() / "work" / "checkpoints").glob("*") if path.is_dir()]
+    written = {folder: folder.stat().st_mtime for folder in folders}
     sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in folders}
     excess = sum(sizes.values()) - limit_bytes
     removed = 0
-    for folder in sorted(folders, key=lambda item: item.stat().st_mtime):
-        if removed >= excess:
+    for folder in sorted(folders, key=written.__getitem__):
+        if removed >= excess or written[folder] > time.time() - _IN_USE_S:
             break
         shutil.rmtree(folder)
         removed += sizes[folder]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from cli_runner import nas
 from nas.cli.study_view import report_fields
 from nas.core.layout import Layout
 from nas.core.trial import EventKind
-from nas.infra.store import studies, trials
+from nas.infra.store import leases, studies, trials
 from nas.infra.store.rows import NewTrial
 from nas.infra.store.store import Store
 from nas.search.proposers.ehvi import EhviSearch
@@ -179,6 +181,26 @@ def test_gc_keeps_within_the_limit_that_is_given(tmp_path: Path) -> None:
     }  # fmt: skip
     assert nas("gc", "--keep", "2x").code == 3
     assert nas("gc", "--keep", "5ms").code == 3
+
+
+def test_gc_keeps_checkpoints_that_a_training_may_use(store: Store, home: Path) -> None:
+    hours = {"recent": 0.5, "used": 2, "unused": 3, "oldest": 4}
+    for name, age in hours.items():
+        folder = home / "work/checkpoints" / name
+        folder.mkdir(parents=True)
+        (folder / "last.pt").write_bytes(bytes(1_000_000))
+        os.utime(folder, (0, time.time() - 3600 * age))
+
+    def removed(keep: str) -> tuple[int, set[str]]:
+        done = json.loads(nas("gc", "--keep", keep, "--json").out)
+        return done["checkpoints"], {folder.name for folder in (home / "work/checkpoints").iterdir()}
+
+    study = studies.get(store, "first")
+    lease = leases.acquire(store, study.id, leases.new_holder())
+    assert removed("2MB") == (0, set(hours)), "a study runs"
+    leases.release(store, lease)
+    assert removed("2MB") == (2_000_000, {"recent", "used"})
+    assert removed("0MB") == (1_000_000, {"recent"}), "a study of another database may run"
 
 
 def test_a_missing_database_is_an_error(tmp_path: Path) -> None:
