@@ -181,7 +181,8 @@ class PageAccess:
             if len(users) > 1:
                 # One of them may be the visitor's own, which the proxy should have removed.
                 raise HTTPException(400, f"the proxy sent {rules.proxy_header} more than once: it must replace it")
-            if user := users[0][:LONGEST_NAME]:
+            # Starlette decodes headers as Latin-1; names come as UTF-8.
+            if user := users[0].encode("latin-1").decode(errors="backslashreplace")[:LONGEST_NAME]:
                 return self._visitor(user, rules.proxy_roles.get(user, Role.READ), f"proxy {user}")
         scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":

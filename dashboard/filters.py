@@ -72,11 +72,17 @@ def verbatim(text: str) -> Markup:
     return escape(text)
 
 
+def sentence(text: str) -> str:
+    """Returns text with a capital first letter; names in it stay as they are, unlike with Jinja's `capitalize`."""
+    return text[:1].upper() + text[1:]
+
+
 FILTERS: dict[str, Callable[..., str]] = {
     "about": partial(show_duration, rough=True),
     "duration": show_duration,
     "figure": figure,
     "moment": moment,
     "instant": instant,
+    "sentence": sentence,
     "verbatim": verbatim,
 }

@@ -66,7 +66,7 @@ def study_router(
     fitting = anyio.Lock()
 
     def is_submitted(name: str) -> bool:
-        return submitted is not None and submitted.find(name) is not None
+        return submitted is not None and submitted.find_readable(name) is not None
 
     @router.get("/points")
     def show_points(name: StudyName, since: EventId = 0, axes: AxisKeys = "") -> Response:

@@ -12,14 +12,15 @@ from nas.core.errors import InvalidInput
 from nas.measure.devices.probes.memory import total_memory_mb
 from nas.measure.devices.probes.power import ENERGY_FILES, energy_counter
 from nas.measure.devices.probes.readings import Readings, Unread, matched, names, number, read, read_or_empty
-from nas.measure.devices.transports.base import Reader, Tree
+from nas.measure.devices.transports.base import TEXT_LIMIT, Reader, Tree
 
+_CPUINFO = "/proc/cpuinfo"
 _CPUS = "/sys/devices/system/cpu"
 _HYBRID = {"/sys/devices/cpu_atom/cpus": "E cores", "/sys/devices/cpu_core/cpus": "P cores"}
 """Intel's performance monitors list the P and the E cores; the faster kind last."""
 
 _CPU_FILES = (
-    *("/proc/cpuinfo", f"{_CPUS}/online", f"{_CPUS}/present"),
+    *(_CPUINFO, f"{_CPUS}/online", f"{_CPUS}/present"),
     *(f"{_CPUS}/cpu*/{name}" for name in ("cpufreq/cpuinfo_max_freq", "cpu_capacity")),
     f"{_CPUS}/cpufreq/policy*/related_cpus",
     *_HYBRID,
@@ -87,7 +88,7 @@ def describe(
     designs = _allowed(readings, _designs(readings, f"unnamed {machine} processor"))
     if absent := set(pinned_to) - set(designs):
         raise InvalidInput(f"there is no core {show_cores(absent)}: the device has {show_cores(designs)}")
-    cpuinfo = read(readings, "/proc/cpuinfo")
+    cpuinfo = _cpuinfo(readings)
     # It is empty where only the designs of the cores that are online are listed.
     cpu = _field(cpuinfo, "model name") or _field(cpuinfo, "Hardware") or ""
     model = sanitise(_phone(android) if android else _model(readings, machine))
@@ -184,9 +185,16 @@ def _phone(android: Mapping[str, str]) -> str:
     return model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
 
 
+def _cpuinfo(tree: Tree) -> str:
+    """Returns /proc/cpuinfo; where it is longer than what is read of it, without the core in which that breaks off."""
+    text = read(tree, _CPUINFO)
+    is_whole = len(tree.read_text(_CPUINFO).encode(errors="replace")) < TEXT_LIMIT
+    return text if is_whole else text.rpartition("\n\n")[0]
+
+
 def _features(readings: Readings) -> tuple[str, ...]:
     """Returns the SIMD features of every core: where cores differ, the smaller ones may lack some."""
-    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", read(readings, "/proc/cpuinfo"), re.MULTILINE)
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", _cpuinfo(readings), re.MULTILINE)
     common = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
     return tuple(sorted(feature for feature in common if _SIMD.fullmatch(feature)))
 
@@ -319,7 +327,7 @@ def _designs(tree: Tree, otherwise: str) -> dict[int, str]:
     of one with the same clock.
     """
     named = {}
-    for block in re.split(r"\n[ \t]*\n", read(tree, "/proc/cpuinfo")):
+    for block in re.split(r"\n[ \t]*\n", _cpuinfo(tree)):
         if number_of_core := re.search(r"^processor\s*: (\d{1,4})$", block, re.MULTILINE):
             named[int(number_of_core[1])] = _design(block) or otherwise
     online = _cores_of(tree, f"{_CPUS}/online") or tuple(named)
@@ -368,7 +376,7 @@ def _parsed(cores: str) -> tuple[int, ...]:
 
 
 def _is_x86(tree: Tree) -> bool:
-    return re.search(r"^flags\s*:", read(tree, "/proc/cpuinfo"), re.MULTILINE) is not None
+    return re.search(r"^flags\s*:", _cpuinfo(tree), re.MULTILINE) is not None
 
 
 def _design(block: str) -> str | None:

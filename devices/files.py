@@ -1,9 +1,8 @@
-"""A content-addressed folder: `ab/ab12...` holds the bytes with that SHA-256."""
+"""A content-addressed folder: `ab/ab12...` holds the bytes with that SHA-256, `bundles` copies under other names."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import stat
@@ -15,9 +14,11 @@ from pathlib import Path
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed
 
+BUNDLES = 16
+"""Bundles of runners that are kept."""
+
 _IN_USE_S = 3600.0
 _ABANDONED_S = 86_400.0
-_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
 class ContentFolder:
@@ -99,16 +100,23 @@ class ContentFolder:
         """Removes files, least recently used first, until at most `limit` bytes are left. Returns the bytes removed.
 
         Those of the last hour stay, as a job may be about to open them. What killed processes left goes after a day.
+        Of the bundles of runners the last `BUNDLES` stay.
 
         Args:
             limit: bytes to keep.
             keep: hashes that are never removed.
         """
-        now, files = time.time(), []
+        now, files, bundles = time.time(), [], []
         for abandoned in (*self.root.glob("??/.tmp-*"), *self.root.glob("bundles/.tmp-*")):
             with contextlib.suppress(FileNotFoundError):
                 if abandoned.stat().st_mtime < now - _ABANDONED_S:
                     shutil.rmtree(abandoned, ignore_errors=True)
+        for path in self.root.glob("bundles/[!.]*"):
+            with contextlib.suppress(FileNotFoundError):
+                bundles.append((path.stat().st_mtime, path))
+        for used, path in sorted(bundles)[:-BUNDLES]:
+            if used < now - _IN_USE_S:
+                shutil.rmtree(path, ignore_errors=True)
         for path in self.root.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):  # others move and remove files meanwhile
                 status = path.stat()
@@ -128,7 +136,7 @@ class ContentFolder:
 def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source.resolve(), target)
-    except OSError as error:
-        if error.errno not in _NO_LINK:
-            raise InfrastructureFailed(f"{source}: {error.strerror}") from error
+    except FileNotFoundError as error:
+        raise InfrastructureFailed(f"{source}: {error.strerror}") from error
+    except OSError:  # file systems say in many ways that they have no hard links, or not to this one
         shutil.copyfile(source, target)

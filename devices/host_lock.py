@@ -56,14 +56,14 @@ class HostLock:
             yield hold
 
     @contextmanager
-    def exclusive(self, deadline_s: float, cancelled: Callable[[], bool] = never) -> Iterator[float]:
-        """Takes the machine exclusively, for a measurement; yields the seconds it waited.
+    def exclusive(self, deadline_s: float, cancelled: Callable[[], bool] = never) -> Iterator[None]:
+        """Takes the machine exclusively, for a measurement.
 
         Raises:
             InfrastructureFailed: compute did not yield within `deadline_s`.
             Cancelled: `cancelled()` became true while it waited.
         """
-        start = self._clock.monotonic()
+        deadline = self._clock.monotonic() + deadline_s
         # Closed in reverse order: main is free before the turnstile is.
         with self._open("turnstile") as turnstile, self._open("main") as main, self._open("waiting") as waiting:
             steps: tuple[Callable[[], bool], ...] = (
@@ -71,17 +71,18 @@ class HostLock:
                 lambda: _try(main, LOCK_EX),
             )
             for step in steps:
-                if not _poll(step, self._clock, start + deadline_s, _LONGEST_PAUSE_S, cancelled):
+                if not _poll(step, self._clock, deadline, _LONGEST_PAUSE_S, cancelled):
                     raise InfrastructureFailed(
                         f"host lock {self._folder}: training or another measurement on this machine did not make way "
                         f"within {deadline_s:g} s"
                     )
-            yield self._clock.monotonic() - start
+            yield
 
     @contextmanager
     def _open(self, name: str) -> Iterator[int]:
         descriptor = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
+            os.utime(descriptor)  # files of /tmp are removed by their age, and a new file would be another lock
             yield descriptor
         finally:
             os.close(descriptor)

@@ -556,7 +556,7 @@ class TextScorer(Protocol):
         """Returns bits per byte of `texts`, here on this machine, in windows of 512 tokens.
 
         Raises:
-            Unsupported: the file holds no tokenizer.
+            Unsupported: the file holds no tokenizer, or the texts have no tokens but first ones.
             InvalidInput: it is no model file of this runtime.
             CandidateFailed: the runtime died on it.
             InfrastructureFailed: a build is missing.

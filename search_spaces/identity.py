@@ -10,6 +10,7 @@ import yaml
 
 from nas.core.canonical import content_hash
 from nas.core.space import VECTORS, SearchSpace
+from nas.search.spaces.yaml_text import FLOAT
 
 
 def space_json(space: SearchSpace) -> dict[str, Any]:
@@ -64,7 +65,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    # PyYAML leaves out the quotes of some texts that are numbers to YAML 1.2, such as 1e3 and 08.
+    style = "|" if "\n" in text else "'" if FLOAT.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)
@@ -84,7 +87,15 @@ def _short_knob(knob: Any) -> Any:
 
 def space_difference(before: SearchSpace, after: SearchSpace) -> list[str]:
     """Returns the changes, one line a key, such as `model.depth.choices: [8, 10] -> [8]`."""
-    return list(_changes(space_json(before), space_json(after), ""))
+    return list(_changes(_compared(before), _compared(after), ""))
+
+
+def _compared(space: SearchSpace) -> dict[str, Any]:
+    """Returns `space_json` with all towers: it leaves out those of sound."""
+    data = space_json(space)
+    if space.model.tower.choices:
+        data["model"]["tower"] = space.model.tower.model_dump(mode="json")
+    return data
 
 
 def _changes(before: Any, after: Any, path: str) -> Iterator[str]:

@@ -93,7 +93,7 @@ def parse_space(text: str, name: str, further: Further | None = None, base: Path
     except ValidationError as error:
         mistakes = [*problems(error, document), *_hidden(error, document)]
     choices = space
-    if not (isinstance(document.value, dict) and document.value.get("layouts")):
+    if not document.value.get("layouts"):
         impossible = list(_choice_problems(document.value))
         choices = None if impossible else _choices_of(document.value)
         if choices is not None:
@@ -103,7 +103,7 @@ def parse_space(text: str, name: str, further: Further | None = None, base: Path
     if further is not None:
         mistakes += [problem_at(*finding, document) for finding in further(document.value, choices)]
     if space is not None:
-        mistakes += [problem_at(*finding, document) for finding in _without_recall(space)]
+        mistakes += [problem_at(*finding, document) for finding in (*_without_recall(space), *_too_narrow(space))]
     if space is not None and base is not None:
         mistakes += [problem_at(*finding, document) for finding in _unscored(space, base)]
     if mistakes:
@@ -125,7 +125,7 @@ def _packaged() -> dict[str, Path]:
 def _file(name_or_path: str | Path) -> Path:
     path, packaged = Path(name_or_path), _packaged()
     name = str(name_or_path).removesuffix(".yaml")
-    if name in packaged and not path.exists():
+    if name in packaged and (path.is_dir() or not path.exists()):
         return packaged[name]
     if not path.exists() or path.is_dir():
         raise UnknownName("search space (no packaged one, and no such file)", str(name_or_path), packaged)
@@ -138,7 +138,7 @@ def _hidden(error: ValidationError, document: Document) -> Iterator[Problem]:
     across = cross_problems(value)
     if across:
         yield from problems(ValidationError.from_exception_data("search space", across), document)
-    if isinstance(value, dict) and all(mistake["loc"][:1] == ("layouts",) for mistake in error.errors()):
+    if all(mistake["loc"][:1] == ("layouts",) for mistake in error.errors()):
         layouts = {layout.id: layout.format() for layout in _readable(value["layouts"])}
         try:
             SearchSpace.model_validate(value | {"layouts": list(layouts.values()) or [_ANY_LAYOUT]})
@@ -171,6 +171,17 @@ def _without_recall(space: SearchSpace) -> Iterator[tuple[KeyPath, str]]:
     for part, index, metric in uses:
         if metric == RECALL_METRIC:
             yield (part, index, "metric"), text
+
+
+def _too_narrow(space: SearchSpace) -> Iterator[tuple[KeyPath, str]]:
+    """Finds layouts of which there is no proxy."""
+    config = space.quality
+    texts = [rung.teacher.layout for rung in config.rungs if rung.teacher is not None]
+    layouts = [*space.references.layouts().values(), *map(Layout.parse, texts)]
+    least = min(*space.model.d_model.choices, *(layout.d_model for layout in layouts))
+    if config.library is None and least < config.proxy_d_model:
+        text = f"proxies of width {config.proxy_d_model} are wider than a layout of width {least}"
+        yield ("quality", "proxy_d_model"), text
 
 
 def _unscored(space: SearchSpace, base: Path) -> Iterator[tuple[KeyPath, str]]:

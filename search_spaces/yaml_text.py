@@ -26,7 +26,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where PyYAML was built with it: ten times faster."""
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 _INT = re.compile(r"[-+]?\d+")
-_FLOAT = re.compile(r"[-+]?(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?")
+FLOAT = re.compile(r"[-+]?(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?")
 
 
 @dataclass
@@ -152,7 +152,7 @@ class _Builder:
             return _WORDS[text.lower()]
         if _INT.fullmatch(text) and len(text) < _MAX_DIGITS:
             return int(text)
-        if not _FLOAT.fullmatch(text):
+        if not FLOAT.fullmatch(text):
             return text
         if math.isinf(number := float(text)):
             raise self._error(node, f"{text[:_MAX_DIGITS]} is too large for a number")

@@ -1,6 +1,9 @@
 // Refreshes parts of a page: <section id="..." data-refresh="seconds"> is fetched again, from data-from or the page's own
 // URL, and replaced if it changed on the server. Checked boxes stay checked and opened details open; a part with the focus is
-// not replaced, unless a table as a whole has it. Hidden pages are not refreshed. A part that cannot be fetched says so.
+// not replaced, unless a table as a whole has it. Hidden pages are not refreshed. A part that cannot be fetched says so; a
+// server that is slow is not asked again before it has answered.
+
+const LONGEST = 60_000; // milliseconds for an answer
 
 export async function fetchPage(url, options = {}) {
   const answer = await fetch(url, { headers: { Accept: "text/html" }, redirect: "error", ...options });
@@ -23,7 +26,7 @@ function replace(part, next) {
 function refreshParts(from, parts) {
   const known = new Map(parts.map(({ id, outerHTML }) => [id, outerHTML])); // as the server sent them, without changes by scripts
   const refetch = async () => {
-    const page = await fetchPage(from);
+    const page = await fetchPage(from, { signal: AbortSignal.timeout(LONGEST) });
     for (const id of known.keys()) {
       const [part, next] = [document, page].map((each) => each.getElementById(id));
       if (!part || !next || next.outerHTML === known.get(id)) continue;
@@ -39,7 +42,13 @@ function refreshParts(from, parts) {
   const tell = (live) => document.getElementById([...known.keys()][0])?.setAttribute("data-live", live);
   const failed = (error) => { console.info(`not refreshed: ${error.message}`); tell("no"); };
   const pause = 1000 * Math.min(...parts.map(({ dataset }) => Number(dataset.refresh)));
-  const timer = setInterval(() => document.visibilityState === "visible" && refetch().then(() => tell("yes"), failed), pause);
+  let waiting = false;
+  const timer = setInterval(async () => {
+    if (waiting || document.visibilityState !== "visible") return;
+    waiting = true;
+    await refetch().then(() => tell("yes"), failed);
+    waiting = false;
+  }, pause);
 }
 
 const refreshed = [...document.querySelectorAll("[data-refresh][id]")];

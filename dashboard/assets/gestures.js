@@ -103,5 +103,9 @@ function drawLayout({ cards }, card, trial) {
     const { body } = await cards[trial];
     if (card.dataset.trial === trial) card.replaceChildren(...body.cloneNode(true).childNodes);
   };
-  setTimeout(() => draw().catch((error) => console.info(`not drawn: ${error.message}`)), REST);
+  const failed = (error) => {
+    delete cards[trial]; // it is fetched again when the pointer comes back
+    console.info(`not drawn: ${error.message}`);
+  };
+  setTimeout(() => draw().catch(failed), REST);
 }

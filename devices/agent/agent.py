@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,7 @@ from types import FrameType
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InvalidInput, NasError
 from nas.core.logs import configure_logs
+from nas.core.wire import MOST_DEVICES
 from nas.measure.devices.agent.client import Downloads, JobClient, NotAdmitted, Outbox
 from nas.measure.devices.agent.connection import Host
 from nas.measure.devices.agent.job import JobExecutor
@@ -54,7 +56,7 @@ class Agent:
         attached: lists the devices to serve; called repeatedly.
         reach: returns the transport of an attachment.
         files: source of plan files.
-        known: the runners that may run here.
+        is_known: whether a runner may run here.
         lock: the host lock, for measurements on this machine.
         outbox: folder for results that the coordinator has not accepted yet.
         boot_id: of this host.
@@ -86,7 +88,7 @@ class Agent:
         )
         self._sessions: dict[str, DeviceSession] = {}
         self._refusal: NotAdmitted | None = None
-        self._last_warning = ""
+        self._warnings: deque[str] = deque(maxlen=MOST_DEVICES)
 
     def stop(self) -> None:
         """Ends `run` after the jobs in progress. Safe in signal handlers and from other threads."""
@@ -140,7 +142,7 @@ class Agent:
     def _start_session(self, attachment: Attachment) -> None:
         try:
             transport = self._reach(attachment)
-        except InvalidInput as error:
+        except (NasError, OSError) as error:
             self._warn_once(error)
             self._registry.looked(attachment.address)
             return
@@ -182,10 +184,10 @@ class Agent:
         self._stop.set()
 
     def _warn_once(self, error: Exception) -> None:
-        """Logs each reason once."""
-        if str(error) != self._last_warning:
+        """Logs each reason once, also where several take turns."""
+        if str(error) not in self._warnings:
             log.warning("%s", error)
-        self._last_warning = str(error)
+            self._warnings.append(str(error))
 
 
 def make_agent(

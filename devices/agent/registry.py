@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from nas.core.clock import Clock
 from nas.core.device import Device
-from nas.core.errors import InfrastructureFailed, NasError
-from nas.core.wire import RegisterReply, RegisterRequest
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+from nas.core.wire import MOST_DEVICES, RegisterReply, RegisterRequest
 from nas.measure.devices.agent.client import JobClient, NotAdmitted
 
 log = logging.getLogger(__name__)
@@ -80,11 +80,14 @@ class DeviceRegistry:
 
         Raises:
             AlreadyServed: the same device is served through another address.
+            InvalidInput: the agent serves as many devices as it may.
             NasError: the coordinator refuses this device; devices registered before stay registered.
         """
         self.looked(address)
         with self._changed:
             self.check_free(device.id, address)
+            if len(self._present.keys() - {device.id}) >= MOST_DEVICES:
+                raise InvalidInput(f"an agent serves at most {MOST_DEVICES} devices: attach {address} to another host")
             self._present[device.id] = device, address
             self._changed.wait_for(lambda: not self._awaited, self._gather_until - self._clock.monotonic())
             if self._last and self._last is not reply and self._registered.get(device.id) == device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from nas.core.plan import EnergyUsed
@@ -101,6 +101,9 @@ ENERGY_FILES = (
     *(f"{_SUPPLIES}/*/{name}" for name in (*_GAUGES, "voltage_now")),
 )
 
+_COPY_J = 50.0
+"""Difference up to which counters are the same one: it grows by less while all of them are read."""
+
 _MICRO = 1e-6
 _JOULES_PER_UWH = 3600e-6
 
@@ -184,24 +187,31 @@ def _power_monitor(tree: Tree) -> Counter:
 
 def _rapl(tree: Tree) -> Counter:
     """Reads processor packages, and their memory where counted separately; cores and graphics are part of a package."""
-    zones = {
-        zone: read(tree, f"{_RAPL}/{zone}/name")
-        for zone in names(tree, _RAPL, lambda name: name.startswith("intel-rapl:"))
-    }
-    parts = [
-        Part(
-            f"{zone} {name}",
-            number(tree, f"{_RAPL}/{zone}/energy_uj"),
-            _MICRO,
-            wraps=number(tree, f"{_RAPL}/{zone}/max_energy_range_uj") + 1,
-        )
-        for zone, name in zones.items()
-        if name.startswith("package-") or name == "dram"
-    ]
+    parts: dict[str, list[Part]] = {}
+    for zone in names(tree, _RAPL, lambda name: name.startswith("intel-rapl:")):
+        name = read(tree, f"{_RAPL}/{zone}/name")
+        if name.startswith("package-") or name == "dram":
+            package, die, _ = name.partition("-die-")
+            part = Part(
+                f"{zone} {name}",
+                number(tree, f"{_RAPL}/{zone}/energy_uj"),
+                _MICRO,
+                wraps=number(tree, f"{_RAPL}/{zone}/max_energy_range_uj") + 1,
+            )
+            parts.setdefault(package if die else zone, []).append(part)
     if not parts:
         raise Unread(f"no processor package under {_RAPL}")
-    kinds = sorted({part.name.split()[1].rstrip("-0123456789") for part in parts}, reverse=True)
-    return Counter(f"RAPL {' + '.join(kinds)}", tuple(parts))
+    summed = tuple(part for dies in parts.values() for part in _without_copies(dies))
+    kinds = sorted({part.name.split()[1].rstrip("-0123456789") for part in summed}, reverse=True)
+    return Counter(f"RAPL {' + '.join(kinds)}", summed)
+
+
+def _without_copies(dies: list[Part]) -> list[Part]:
+    """Returns the dies of a package; one for all where each shows the counter of the package, as AMD's do."""
+    joules = [die.value * die.joules for die in dies]
+    if len(dies) == 1 or max(joules) - min(joules) > _COPY_J:
+        return dies
+    return [replace(dies[0], name=dies[0].name.partition("-die-")[0])]
 
 
 def _battery(tree: Tree) -> Counter:

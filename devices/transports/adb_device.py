@@ -30,7 +30,9 @@ from adb_shell.auth.sign_cryptography import CryptographySigner
 from adb_shell.hidden_helpers import _AdbTransactionInfo
 from adb_shell.transport.base_transport import BaseTransport
 from adb_shell.transport.tcp_transport import TcpTransport
+from cryptography.exceptions import UnsupportedAlgorithm
 
+from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed, NasError, Unsupported
 from nas.measure.devices.transports.base import NotTrusted
 from nas.measure.devices.transports.wire import CONNECT_S, SILENT_S, open_socket
@@ -55,19 +57,31 @@ class AdbKey(CryptographySigner):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: Path) -> AdbKey:
-        """Loads the key in `path` (public part in `path`.pub); creates it, mode 0600, if there is none."""
+        """Loads the key in `path` (public part in `path`.pub); creates it, mode 0600, if there is none.
+
+        Raises:
+            NotTrusted: the file is no key that can be used.
+        """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         public = path.with_name(f"{path.name}.pub")
-        with tempfile.TemporaryDirectory(prefix=".adb-", dir=path.parent) as folder:
+        # Of two that make a key at once, one would store the public part of the other's.
+        lock = locked(path.with_name(f"{path.name}.lock"))
+        with lock, tempfile.TemporaryDirectory(prefix=".adb-", dir=path.parent) as folder:
             temporary = Path(folder) / "key"
-            if not path.exists():
-                keygen(str(temporary))
-                temporary.chmod(0o600)
-                temporary.replace(path)
-            if not public.exists():
-                write_public_keyfile(str(path), str(temporary))
-                temporary.replace(public)
-        return cls(str(path))
+            try:
+                if not path.exists():
+                    keygen(str(temporary))
+                    temporary.chmod(0o600)
+                    temporary.replace(path)
+                if not public.exists():
+                    write_public_keyfile(str(path), str(temporary))
+                    temporary.replace(public)
+                return cls(str(path))
+            except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+                raise NotTrusted(
+                    f"{path} is no RSA key without a passphrase ({error}); remove it and {public.name}: the next "
+                    "connection makes a key, to be accepted on the device's screen"
+                ) from error
 
     def public(self) -> str:
         """Returns the line for the phone's list of keys."""

@@ -43,7 +43,8 @@ class Fence:
                 last = int(text) if text.isdecimal() else 0
                 if lease.epoch < last:
                     raise StaleLease(str(self._folder), lease, last)
-                write_durably(path, str(lease.epoch).encode())
+                if lease.epoch > last:
+                    write_durably(path, str(lease.epoch).encode())
         except OSError as error:
             raise InfrastructureFailed(f"{self._folder}: {error.strerror}") from error
 
@@ -135,6 +136,7 @@ class LocalTransport:
             if _hash(folder / name) != sha256:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise InfrastructureFailed(f"{folder / name}: damaged; removed")
+        os.utime(folder)
         return str(folder)
 
     def _make_bundle(self, folder: Path, files: Mapping[str, str]) -> None:

@@ -386,15 +386,19 @@ class ShellTransport:
         path = f"{root}/content/{sha256}"
         self._used.add(sha256)
         if self._shell.call(scripts.VERIFY, path, sha256, timeout_s=LONG_S)[0] != 0:
-            try:
-                self._fill(path, sha256, produce)
-            except InfrastructureFailed as error:
-                if _FULL not in str(error):
-                    raise
-                self._trim(0)
-                self._fill(path, sha256, produce)
+            self._with_room(partial(self._fill, path, sha256, produce))
             self._trim(KEPT_KB)
         return path
+
+    def _with_room(self, step: Callable[[], object]) -> None:
+        """Takes a step; on a device that is full, again without the content that this job does not use."""
+        try:
+            step()
+        except InfrastructureFailed as error:
+            if _FULL not in str(error):
+                raise
+            self._trim(0)
+            step()
 
     def _fill(self, path: str, sha256: str, produce: Callable[[str], None]) -> None:
         with self._temporary() as temporary:
@@ -410,7 +414,8 @@ class ShellTransport:
         root = self._prepared().root
         folder, temporary = f"{root}/bundles/{content_hash(dict(files))}", f"{root}/tmp/{secrets.token_hex(8)}"
         pairs = [part for pair in files.items() for part in pair]
-        self._shell.must(scripts.BUNDLE, root, folder, temporary, *pairs, timeout_s=LONG_S)
+        words = (root, folder, temporary, *pairs)
+        self._with_room(lambda: self._shell.must(scripts.BUNDLE, *words, timeout_s=LONG_S))
         return folder
 
     def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:

@@ -62,8 +62,8 @@ def open_socket(host: str, port: int) -> socket.socket:
     """
     try:
         opened = socket.create_connection((host, port), CONNECT_S)
-    except OSError as error:
-        raise InfrastructureFailed(f"{host}:{port}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:  # the second for what can be no name, such as "a..b"
+        raise InfrastructureFailed(f"{host}:{port}: {getattr(error, 'strerror', None) or error}") from error
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S // 3)

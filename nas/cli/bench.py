@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,9 +45,15 @@ app = command_app()
 
 def _model_of(subject: str) -> Path | Layout:
     path = Path(subject)
-    if path.is_file():
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        is_file = is_folder = False  # a layout may be longer than names of files
+    if is_file:
         return path
-    if path.is_dir():
+    if is_folder:
         from nas.train.adapt.checkpoints import read_model
 
         return read_model(path).layout
@@ -179,7 +186,7 @@ def _trial_of(text: str, benches: Sequence[BenchOptions]) -> tuple[int, int]:
         UnknownName: no such study or trial.
     """
     study, _, number = text.rpartition("/")
-    if not study or not number.isdecimal():
+    if not study or not (number.isascii() and number.isdecimal() and len(number) < 10):
         raise InvalidInput(f"{text!r} is not a trial; write STUDY/NUMBER", where="--trial")
     if len(benches) != 1 or not benches[0].profile:
         raise InvalidInput(

@@ -28,7 +28,7 @@ from nas.cli.options import (
 from nas.cli.output import Format, JsonFlag, Row, figure_text, print_json, print_rows, print_table
 from nas.cli.progress import activity
 from nas.core.durable import scratch_folder
-from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+from nas.core.errors import InvalidInput, NasError
 from nas.core.limit import Limit
 from nas.core.logs import visible
 from nas.core.progress import Log, Progress
@@ -117,6 +117,8 @@ def command(
     share = text_bytes // max(len(sources), 1)
     held_out = ((document.held_out for document in source.documents) for source in sources)
     texts = [text for source in held_out for text in first_bytes(source, share)]
+    if corpus and not texts:
+        raise InvalidInput("too short: no text is left at its end to compare on", where="--corpus")
     device_id, measured = device, 0
     with activity("preparing the device") as log, scratch_folder("compare") as scratch, ExitStack() as stack:
         if types is None:
@@ -152,7 +154,7 @@ def command(
         ]
         benches = [bench for bench in every if bench.subject not in unread]
         bits: dict[Path, Bits] = {}
-        failed: InfrastructureFailed | None = None
+        failed: NasError | OSError | None = None
         try:
             for options, report in zip(benches, bench_each(benches, log) if benches else (), strict=True):
                 candidate = _candidate(options, report, limits)
@@ -164,10 +166,10 @@ def command(
                 log(Progress("measured", measured, len(benches)))
                 if not isinstance(report, NasError):
                     device_id = report["device"]["id"]
-        except (KeyboardInterrupt, InfrastructureFailed) as error:
+        except (KeyboardInterrupt, NasError, OSError) as error:
             if not measured:
                 raise
-            failed = error if isinstance(error, InfrastructureFailed) else None
+            failed = None if isinstance(error, KeyboardInterrupt) else error
             why = "" if failed is None else f": {failed}"
             log(f"stopped{why}: {measured} of {len(benches)} are measured, and below")
     _show(candidates, limits, device_id, format=format, json=json, scored=bool(texts), by_type=types is not None)

@@ -66,7 +66,8 @@ def export(
     """
     model, target = read_layout(layout), RUNTIMES[runtime]
     weights = RandomWeights(seed) if checkpoint is None else Checkpoint(checkpoint, sha256_of(checkpoint))
-    carried = _tokenizer(checkpoint, tokenizer, whole)
+    of_gguf = checkpoint if isinstance(target, LlamaCpp) and whole is None and not recipe else None
+    carried = _tokenizer(of_gguf, tokenizer)
     name, model = quantisation or model.quantisation or target.quantisations[0], model.architecture
     if whole is not None and not isinstance(target, WholeExporter):
         raise Unsupported(f"files of {runtime} can be used in apps without it", where="--whole")
@@ -100,7 +101,7 @@ def export(
             ("layout", model),
             ("architecture", artifact.arch + (" (patched build)" if artifact.patched else "")),
             ("quantisation", artifact.quantisation),
-            ("tokenizer", lacking if checkpoint is not None and whole is None and carried is None else None),
+            ("tokenizer", lacking if of_gguf is not None and carried is None else None),
             ("sha256", artifact.sha256),
         )
     )
@@ -108,11 +109,11 @@ def export(
         say(carried.describe())
 
 
-def _tokenizer(checkpoint: Path | None, option: Path | None, whole: int | None) -> FoundTokenizer | None:
-    """Returns the tokenizer for a file of a checkpoint."""
-    if option is not None and (checkpoint is None or whole is not None):
-        raise InvalidInput("only GGUF files of a --checkpoint hold a tokenizer", where="--tokenizer")
+def _tokenizer(checkpoint: Path | None, option: Path | None) -> FoundTokenizer | None:
+    """Returns the tokenizer for the GGUF file of a checkpoint; None: there is none, or no such file is written."""
     if checkpoint is None:
+        if option is not None:
+            raise InvalidInput("only GGUF files of a --checkpoint hold a tokenizer", where="--tokenizer")
         return None
     from nas.train.release.found_tokenizer import beside, found_tokenizer
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -104,17 +106,20 @@ def _types(limit_bytes: int) -> int:
 
 
 def _checkpoints(store: Store, limit_bytes: int) -> int:
-    held = (leases.current(store, study.id) for study in studies.all(store))
-    if any(lease is not None and lease.expires > store.now() for lease in held):
+    if any(leases.holder(store, study.id) is not None for study in studies.all(store)):
         return 0
-    folders = [path for path in (paths.home() / "work" / "checkpoints").glob("*") if path.is_dir()]
-    written = {folder: folder.stat().st_mtime for folder in folders}
-    sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in folders}
+    written: dict[Path, float] = {}
+    sizes: dict[Path, int] = {}
+    for folder in filter(Path.is_dir, (paths.home() / "work" / "checkpoints").glob("*")):
+        with contextlib.suppress(FileNotFoundError):  # a study of another database removes its own meanwhile
+            size, at = sum(file.stat().st_size for file in folder.iterdir()), folder.stat().st_mtime
+            sizes[folder], written[folder] = size, at
     excess = sum(sizes.values()) - limit_bytes
     removed = 0
-    for folder in sorted(folders, key=written.__getitem__):
+    for folder in sorted(written, key=written.__getitem__):
         if removed >= excess or written[folder] > time.time() - _IN_USE_S:
             break
-        shutil.rmtree(folder)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
         removed += sizes[folder]
     return removed

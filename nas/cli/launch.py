@@ -229,9 +229,7 @@ def _run(options: LaunchOptions) -> StudyState:
 
     def on_event(trial: int | None, what: str, payload: Mapping[str, Any]) -> None:
         live.notice()
-        if trial is None and what == "failed":
-            say(f"study: failed: {payload.get('message') or 'no reason given'}")
-        elif trial is not None and what in TERMINAL:
+        if trial is not None and what in TERMINAL:
             say(event_line(trial, what, payload) or "")
 
     try:

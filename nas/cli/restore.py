@@ -11,7 +11,7 @@ from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, say
 from nas.cli.progress import activity
 from nas.core import paths
-from nas.infra.store.backup import DATABASE, restore_backup
+from nas.infra.store.backup import restore_backup
 from nas.infra.store.store import Store
 
 app = command_app()
@@ -31,7 +31,7 @@ def command(
     with activity(f"restoring {home}"):
         backup = restore_backup(source, home)
     if backup.has_database:
-        Store.open(f"sqlite:///{home / DATABASE}", create=False).close()
+        Store.open(create=False).close()
     if json:
         print_json({"home": str(home), **backup._asdict()})
         return

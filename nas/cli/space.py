@@ -212,7 +212,7 @@ def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
     yield "space", space.name
     yield "devices", ", ".join(space.devices)
     yield "runtimes", ", ".join(runtime.title for runtime in space.runtimes)
-    trials = min(trials, len(space.layouts) or trials)
+    trials = min(trials, len(space.listed()) or trials)
     targets = len(space.measured) * len(space.targets)
     yield "screen", f"{trials} + {references} references x {targets} workload(s) x {protocol.screen_repetitions} runs"
     entering = trials

@@ -400,7 +400,7 @@ def import_(
     """Import a study from an archive; --trust lets it be resumed."""
     recorded = recorded_studies()
     try:
-        source = (file if file.exists() else recorded.get(str(file), file)).open("rb")
+        source = (file if file.exists() and not file.is_dir() else recorded.get(str(file), file)).open("rb")
     except OSError as error:
         names = f"; recorded studies: {', '.join(recorded)}" if isinstance(error, FileNotFoundError) else ""
         raise InvalidInput(f"cannot read {file}: {error.strerror}{names}") from error

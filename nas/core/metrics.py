@@ -31,6 +31,7 @@ class Metric:
         of_vectors: whether it is of workloads that encode a text (`Workload.encodes`), which have it in place of those
             of prompts and decoded tokens.
         of_media: whether it is of workloads with images, or with sounds, alone.
+        counted: whether it is counted, not measured: it has no noise.
 
     Example:
         A new metric of devices is one row of `METRICS`, beside the figure of that name in measurements:
@@ -53,6 +54,7 @@ class Metric:
     compared: bool = False
     of_vectors: bool = False
     of_media: Media | None = None
+    counted: bool = False
 
     @property
     def title(self) -> str:
@@ -175,6 +177,7 @@ METRICS: dict[str, Metric] = {
             source="artifact",
             compared=True,
             of_vectors=True,
+            counted=True,
         ),
         Metric(
             "image_encoding",
@@ -191,6 +194,7 @@ METRICS: dict[str, Metric] = {
             "tokens that the language model sees of all images of a request",
             compared=True,
             of_media="images",
+            counted=True,
         ),
         Metric(
             "sound_encoding",
@@ -207,6 +211,7 @@ METRICS: dict[str, Metric] = {
             "tokens that the language model sees of all sounds of a request",
             compared=True,
             of_media="sounds",
+            counted=True,
         ),
         Metric(
             "sound_factor",
@@ -216,7 +221,7 @@ METRICS: dict[str, Metric] = {
             compared=True,
             of_media="sounds",
         ),
-        Metric("file_size", "file", "MB", "bytes of the exported file", source="artifact", compared=True),
+        Metric("file_size", "file", "MB", "bytes of the exported file", source="artifact", compared=True, counted=True),
     )
 }
 

@@ -122,7 +122,6 @@ class Ranked:
 def rank_trials(
     axes: TrialAxes,
     reference_point: Sequence[float],
-    draws: int = DRAWS,
     chances: Mapping[int, float | None] | None = None,
 ) -> list[Ranked]:
     """Ranks complete trials by non-dominated rank, then by hypervolume contribution, then by number.
@@ -130,7 +129,6 @@ def rank_trials(
     Args:
         axes: of the trials.
         reference_point: in coordinates.
-        draws: from the noise; 0 makes `p_front` 1 on the front and 0 elsewhere.
         chances: what `front_chances` has found before.
     """
     trials = sorted(axes)
@@ -142,10 +140,8 @@ def rank_trials(
     for level in range(int(rank.max()) + 1):
         members = rank == level
         parts[members] = contributions(points[members], reference_point)
-    if not draws:
-        chances = {trial: float(level == 0) for trial, level in zip(trials, rank, strict=True)}
-    elif chances is None:
-        chances = front_chances({trial: axes[trial] for trial in near_front(axes)}, draws)
+    if chances is None:
+        chances = front_chances({trial: axes[trial] for trial in near_front(axes)})
     order = sorted(range(len(trials)), key=lambda i: (rank[i], -parts[i], trials[i]))
     return [
         Ranked(

@@ -267,10 +267,11 @@ def require_sensors(space: SearchSpace, devices: Mapping[str, Device]) -> None:
     """
     items: tuple[Budget | Objective, ...] = (*space.budgets, *space.objectives)
     for item in items:
-        needs = METRICS[item.metric].needs
-        for name in [item.device] if item.device else space.devices:
+        if (needs := METRICS[item.metric].needs) is None:
+            continue
+        for name in dict.fromkeys(key.device for key in measurement_keys(space, item)):
             device = devices[name]
-            if needs is not None and getattr(device, needs) is None:
+            if getattr(device, needs) is None:
                 reason = device.unread.get(needs, "its agent is of a version that does not look for one")
                 raise InvalidInput(f"{item.metric} on {name}: {device.id} has no {needs.replace('_', ' ')}: {reason}")
 
@@ -334,7 +335,7 @@ def limit_at(space: SearchSpace, name: str, key: MeasurementKey, published: Figu
 
 def own_log_sd(name: str, figure: Figure) -> float | None:
     """Returns a figure's own noise; 0 of what is counted, not measured, such as a file's size; None: not known."""
-    return 0.0 if METRICS[name].source == "artifact" else figure.log_sd
+    return 0.0 if METRICS[name].counted else figure.log_sd
 
 
 def ratio_sd(value: float, sd: float) -> float:

@@ -708,9 +708,9 @@ def _selector_problems(
     data: Mapping[str, Any], item: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[str, ...], InvalidInput]]:
     workloads = _mapping(data.get("workloads"))
-    name = item.get("metric")
+    name, workload = item.get("metric"), item.get("workload")
     row = METRICS.get(name) if isinstance(name, str) else None
-    if row is not None and row.source == "device" and item.get("workload") is None:
+    if row is not None and row.source == "device" and workload is None:
         yield (), InvalidInput(f"{name} needs a workload; valid: {', '.join(map(str, workloads))}")
     for key, valid in (
         ("workload", list(workloads)),
@@ -720,8 +720,8 @@ def _selector_problems(
         if isinstance(value := item.get(key), str) and value not in valid and valid:
             yield (key,), UnknownName(key, value, valid)
     yield from _nowhere(data, item)
-    if name == "decode_p95" and item.get("workload") in workloads:
-        yield from _too_few_tokens(data, str(item["workload"]))
+    if name == "decode_p95" and isinstance(workload, str) and workload in workloads:
+        yield from _too_few_tokens(data, workload)
 
 
 def _nowhere(data: Mapping[str, Any], item: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], InvalidInput]]:

@@ -9,24 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from statistics import fmean, geometric_mean, median, stdev
+from statistics import fmean, median, stdev
 
 from nas.core.measurement import Figure
-
-__all__ = [
-    "FASTEST",
-    "P95_MIN_TOKENS",
-    "Z95",
-    "floor",
-    "geometric_mean",
-    "interval",
-    "mean_interval",
-    "quantile",
-    "repetition_figure",
-    "share_interval",
-    "sum_log_sd",
-    "t_critical",
-]
 
 Z95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution: half width of an interval in standard errors."""

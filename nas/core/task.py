@@ -192,12 +192,15 @@ def make_task(name: str, settings: Mapping[str, Setting]) -> Task:
     """
     kind = TASKS[name]
     fields = {field.name: field.type for field in dataclasses.fields(kind)}
+    values = dict(settings)
     for key, value in settings.items():
         if key not in fields:
             raise UnknownName(f"setting of task {name}", key, fields)
-        if fields[key] in ("int", int) and (isinstance(value, bool) or int(value) != value):
-            raise InvalidInput(f"task {name}: {key} must be a whole number, not {value}")
-    return kind(**settings)
+        if fields[key] in ("int", int):
+            if isinstance(value, bool) or int(value) != value:
+                raise InvalidInput(f"task {name}: {key} must be a whole number, not {value}")
+            values[key] = int(value)
+    return kind(**values)
 
 
 def task_settings(task: Task) -> dict[str, Setting]:

@@ -34,6 +34,8 @@ Table = Literal["trials", "measurements"]
 
 DEFAULT_PORT = 7711
 _TIMEOUT_S = 30.0
+_FILE_S = 600.0
+"""Longest wait for the beginning of a file: the coordinator makes it then, and may have to read a large study first."""
 _PAGE = 500
 _FRAME = ["trial", "layout", "weights", "active", "p_front", "objective", "unit", "value", "low", "high"]
 
@@ -165,6 +167,8 @@ class UsersClient:
         self, url: str, token: str, ca_pem: str | None, *, transport: httpx.BaseTransport | None = None
     ) -> None:
         self.url = url
+        if not (token.isascii() and token.isprintable()):
+            raise InvalidInput("has characters that no API token has", where="--token or $NAS_TOKEN")
         headers = {"Authorization": f"Bearer {token}"}
         self._tls, self._pinned = ssl.create_default_context(cadata=ca_pem), ca_pem is not None
         self._http = open_http(
@@ -188,7 +192,8 @@ class UsersClient:
 
     def get_bytes(self, path: str, **params: str | float) -> bytes:
         """Sends a GET request; returns the body of the response."""
-        return self._answer("GET", path, params=params).content
+        timeout = httpx.Timeout(_TIMEOUT_S, read=_FILE_S)
+        return self._answer("GET", path, params=params, timeout=timeout).content
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Json:
         """Sends a POST request; returns the JSON response."""
@@ -208,8 +213,14 @@ class UsersClient:
             after = {"after": page["next"]}
 
     def _request(self, method: str, path: str, **request: Any) -> Json:
-        answer: Json = self._answer(method, path, **request).json()
-        return answer
+        answer = self._answer(method, path, **request)
+        try:
+            content = answer.json()
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            raise self._foreign(answer)
+        return content
 
     def _answer(self, method: str, path: str, **request: Any) -> httpx.Response:
         try:
@@ -228,13 +239,16 @@ class UsersClient:
             body = answer.json()
             kind, message = str(body["kind"]), str(body["error"])
         except (ValueError, KeyError, TypeError):
-            return InfrastructureFailed(f"{self.url}: HTTP {answer.status_code}, not a response of a coordinator")
+            return self._foreign(answer)
         if kind in ("infrastructure", "internal"):
             request = f" (request {body.get('request_id')})" if kind == "internal" else ""
             return InfrastructureFailed(f"{self.url}: {message}{request}")
         if kind in ("unauthenticated", "forbidden"):
             return Refused(f"{self.url}: {message}")
         return InvalidInput(message)
+
+    def _foreign(self, answer: httpx.Response) -> InfrastructureFailed:
+        return InfrastructureFailed(f"{self.url}: HTTP {answer.status_code}, not a response of a coordinator")
 
 
 def servers_file() -> Path:
@@ -288,7 +302,8 @@ def server_url(text: str, where: str = "--server") -> str:
         parts = urlsplit(text if "://" in text else f"https://{text}")
         port = parts.port or DEFAULT_PORT
         (parts.hostname or "").encode("idna")  # as a look-up does
-    except ValueError:
+        httpx.URL(parts.geturl())  # which has rules of its own
+    except (ValueError, httpx.InvalidURL):
         parts, port = SplitResult("", "", "", "", ""), 0
     if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
         raise InvalidInput(f"{text!r} is not a server URL; use https://HOST:PORT", where=where)
@@ -312,7 +327,7 @@ def known_client(server: str) -> UsersClient:
         others = f"; known: {', '.join(servers)}" if servers else ""
         raise InvalidInput(f"{url} is not known here; run 'nas server add {url} --token -' first{others}")
     stored = servers[url]
-    return UsersClient(url, os.environ.get("NAS_TOKEN") or stored.token, stored.ca_pem)
+    return UsersClient(url, os.environ.get("NAS_TOKEN", "").strip() or stored.token, stored.ca_pem)
 
 
 def _summary(measurement: Json) -> Json:

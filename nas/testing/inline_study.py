@@ -149,9 +149,6 @@ class InlineCompute:
         except CandidateFailed as error:
             return {"failed": {"reason": error.reason, "message": str(error)}}
 
-    def close(self) -> None:
-        """Nothing to stop."""
-
 
 def trained(job: TrainJob, spec: Mapping[str, Any]) -> TrainResult:
     """Returns a training whose score follows from the layout's hash; after the first quantisation it is half of it."""

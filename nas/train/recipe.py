@@ -19,6 +19,7 @@ the one that was interrupted resumes, so a run continues by being started again.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -217,14 +218,17 @@ class PostTrainingRecipe(StrictKeys):
         last = self.stages[-1]
         return last if isinstance(last, RetrievalStage) else None
 
-    def requests(self, folder: Path, member_tokenizer: Path | None = None) -> list[TrainingRequest]:
+    def requests(
+        self, folder: Path, member_tokenizer: Path | None = None, recorded: Collection[str] = ()
+    ) -> list[TrainingRequest]:
         """Returns the requests of all stages that train the member's own weights.
 
         Args:
             folder: relative paths begin there.
             member_tokenizer: tokenizer.json where the recipe names none; None: the member's own.
+            recorded: names of the trainings that ended before the first stage.
         """
-        names = Paths(folder, frozenset({*KINDS, *(stage.name for stage in self.stages)}))
+        names = Paths(folder, frozenset({*KINDS, *recorded, *(stage.name for stage in self.stages)}))
         tokenizer = member_tokenizer if self.tokenizer is None else folder / self.tokenizer
         requests: list[TrainingRequest] = []
         if self.start is not None:
@@ -281,8 +285,8 @@ def run_recipe(
         tokenizer = None
         with suppress(InvalidInput):  # that a member has none is said by the first stage, after problems of files
             tokenizer = tokenizer_of(member)
-        requests = recipe.requests(folder, tokenizer)
-        before = before_first(requests[0].kind, () if recorded is None else recorded.history)
+        before = before_first(recipe.stages[0].kind, () if recorded is None else recorded.history)
+        requests = recipe.requests(folder, tokenizer, names_of(before))
     else:
         requests = recipe.requests(folder, origin.tokenizer)
     names = names_of(before)

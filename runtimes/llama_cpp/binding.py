@@ -16,6 +16,7 @@ import re
 import signal
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,13 +45,20 @@ Watch = Callable[[int, bool, int | None], bool]
 _DEADLINE_S = 600.0
 _ENV_VARS = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
 _LIBRARIES = "LLAMA_CPP_LIB_PATH"
+_SEARCHED = "LD_LIBRARY_PATH"
+"""Folders where some machines have Python's and the compiler's libraries; the build's own comes before them."""
 _RESULT = "result.json"
 _FAULTS = (signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 """Signals of a process that fails by itself; SIGBUS is what a mapped file gets of a full disk."""
 _FULL = re.compile(
     "No space left on device|Disk quota exceeded|iostream|std::bad_alloc|MemoryError|Cannot allocate memory"
+    "|failed to allocate|unable to allocate"
 )
-"""What is said of a full disk, the third by llama.cpp's quantiser, and of full memory."""
+"""What is said of a full disk, the third by llama.cpp's quantiser, and of full memory, the last two by llama.cpp."""
+
+
+_UNLOADED = re.compile("ImportError|ModuleNotFoundError|[Ss]hared librar")
+"""What is said by Python, the binding and the loader of libraries where one is missing or does not load."""
 
 
 def run_command(build: Build, command: str, model: Path, *, deadline_s: float = _DEADLINE_S, **request: object) -> Any:
@@ -58,17 +66,21 @@ def run_command(build: Build, command: str, model: Path, *, deadline_s: float = 
 
     Raises:
         CandidateFailed: the process died on this model (crash).
-        InfrastructureFailed: it was killed or took longer than the deadline, or memory or a disk is full.
+        InfrastructureFailed: it was killed or took longer than the deadline, memory or a disk is full, or a library
+            does not load.
     """
     environment = _environment(build)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "request.json")
-        path.write_text(json.dumps(request), encoding="utf-8")
-        argv = [sys.executable, "-m", __name__, command, str(model), str(path)]
-        code, tail = stream(argv, deadline_s=deadline_s, env=environment)
-        if code != 0:
-            raise _failure("llama.cpp", model, code, tail)
-        return json.loads(path.with_name(_RESULT).read_text(encoding="utf-8"))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "request.json")
+            path.write_text(json.dumps(request), encoding="utf-8")
+            argv = [sys.executable, "-m", __name__, command, str(model), str(path)]
+            code, tail = stream(argv, deadline_s=deadline_s, env=environment)
+            if code != 0:
+                raise _failure("llama.cpp", model, code, tail)
+            return json.loads(path.with_name(_RESULT).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InfrastructureFailed(f"llama.cpp cannot be run with {model.name}: {error}") from error
 
 
 def _failure(program: str, model: Path, code: int, tail: str) -> NasError:
@@ -76,11 +88,22 @@ def _failure(program: str, model: Path, code: int, tail: str) -> NasError:
     if (code < 0 and -code not in _FAULTS) or _FULL.search(tail):
         why = "memory or a disk is full, it took too long, or it was killed"
         return InfrastructureFailed(f"{program} did not finish with {model.name} (exit code {code}): {why}\n{tail}")
+    if _UNLOADED.search(tail):
+        return InfrastructureFailed(f"{program} did not start for {model.name} (exit code {code}):\n{tail}")
     return CandidateFailed("crash", f"{program} died on {model.name} (exit code {code}):\n{tail}")
 
 
 def _environment(build: Build) -> dict[str, str]:
-    return {name: os.environ[name] for name in _ENV_VARS if name in os.environ} | {_LIBRARIES: str(build.folder)}
+    variables = {name: os.environ[name] for name in _ENV_VARS if name in os.environ} | {_LIBRARIES: str(build.folder)}
+    if searched := os.environ.get(_SEARCHED):
+        variables[_SEARCHED] = f"{build.folder}:{searched}"
+    return variables
+
+
+_ERROR = 4
+"""`GGML_LOG_LEVEL_ERROR` of ggml.h."""
+_ERRORS = 5
+"""Messages that are kept: the first of a failure is its cause, and others repeat it from further out."""
 
 
 class Session:
@@ -114,12 +137,18 @@ class Session:
         self._lib: Any = llama_cpp
         # What C calls must outlive this function.
         self._watch = llama_cpp.ggml_backend_sched_eval_callback(watch) if watch else None
-        self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p())
+        self._errors: deque[bytes] = deque(maxlen=_ERRORS)
+
+        def on_log(level: int, text: bytes, data: object) -> None:
+            if level == _ERROR:
+                self._errors.append(text)
+
+        self._log = llama_cpp.llama_log_callback(on_log)
+        llama_cpp.llama_log_set(self._log, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(model.encode(), llama_cpp.llama_model_default_params())
         if not self._model:
-            raise SystemExit(f"the model file was refused: {model}")
+            raise self._refusal(f"the model file was refused: {model}")
         self._words: Any = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab: int = llama_cpp.llama_vocab_n_tokens(self._words)
         params = self._parameters(length, chunk, threads)
@@ -128,7 +157,7 @@ class Session:
             params.n_seq_max, params.kv_unified = TEXTS_AT_ONCE, True
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
-            raise SystemExit("no context for this model")
+            raise self._refusal("no context for this model")
         self._batch: Any = llama_cpp.llama_batch_init(chunk, 0, 1)
         self._last, self._fed = last, list[int]()
 
@@ -151,12 +180,18 @@ class Session:
         return np.ctypeslib.as_array(self._lib.llama_get_embeddings(self._context), shape=shape).copy()
 
     def tokens(self, text: bytes) -> list[int]:
-        """Returns the ids of a text, with those that the file puts around it; special tokens in it are text."""
-        ids = (self._lib.llama_token * (len(text) + 2))()
+        """Returns the ids of a text, with the one that the file puts in front; special tokens in it are text.
+
+        The one that some files put behind a text is left out: what follows it would be another text.
+        """
+        ids = (self._lib.llama_token * (len(text) + 3))()  # one each in front and behind, and one for a blank
         count = self._lib.llama_tokenize(self._words, text, len(text), ids, len(ids), True, False)
         if count < 0:
             raise SystemExit("the text cannot be tokenised")
-        return list(ids[:count])
+        tokens = list(ids[:count])
+        if self._lib.llama_vocab_get_add_eos(self._words) and tokens[-1:] == [self._lib.llama_vocab_eos(self._words)]:
+            tokens.pop()
+        return tokens
 
     def text_of(self, token: int) -> bytes:
         """Returns the text that a token stands for; none for a special one."""
@@ -211,7 +246,12 @@ class Session:
             self._batch.seq_id[i][0] = sequence
             self._batch.logits[i] = not self._last or i == len(tokens) - 1
         if status := self._lib.llama_decode(self._context, self._batch):
-            raise SystemExit(f"llama_decode returned {status}")
+            raise self._refusal(f"llama_decode returned {status}")
+
+    def _refusal(self, what: str) -> SystemExit:
+        """Returns the end of the process, with what llama.cpp logged last."""
+        reason = b"".join(self._errors).decode(errors="replace").strip()
+        return SystemExit(f"{what}: {reason}" if reason else what)
 
 
 _PREFIX = b"ffn_moe_topk-"
@@ -332,11 +372,18 @@ def decoded_tokens(
 
 
 def _decode(model: str, fed: list[int], tokens: int, temperature: float, seed: int) -> list[int]:
-    session, rng, ids = Session(model, len(fed) + tokens, len(fed)), np.random.default_rng(seed), list[int]()
-    for _ in range(tokens):
-        fed = [draw(session.feed(fed)[-1].astype(np.float64), temperature, rng)]
-        ids += fed
-    return ids
+    session = Session(model, len(fed) + tokens, min(len(fed), _CHUNK))
+    return list(itertools.islice(_continuation(session, fed, temperature, seed), tokens))
+
+
+def _continuation(session: Session, ids: list[int], temperature: float, seed: int) -> Iterator[int]:
+    """Yields the tokens that a model draws behind a sequence, without end."""
+    rng = np.random.default_rng(seed)
+    while True:
+        for start in range(0, len(ids), _CHUNK):
+            logits = session.feed(ids[start : start + _CHUNK])
+        ids = [draw(logits[-1].astype(np.float64), temperature, rng)]
+        yield ids[0]
 
 
 _BYTES = 256
@@ -369,19 +416,14 @@ def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.
 
 
 def _complete(model: str, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-    rng = np.random.default_rng(seed)
     session = Session(model, len(prompt) + 2 + tokens, _CHUNK, threads=_threads(), last=True)
     ids, written = session.tokens(prompt.encode("latin-1")), b""
     if not ids:
         raise SystemExit("the prompt has no tokens")
-    for start in range(0, len(ids), _CHUNK):
-        logits = session.feed(ids[start : start + _CHUNK])
-    for _ in range(tokens):
-        token = draw(logits[-1].astype(np.float64), temperature, rng)
+    for token in itertools.islice(_continuation(session, ids, temperature, seed), tokens):
         if session.ends(token):
             break
         written += session.text_of(token)
-        logits = session.feed([token])
     return written.decode("latin-1")
 
 
@@ -415,20 +457,22 @@ def bits_per_byte(build: Build, model: Path, texts: Sequence[str], threads: int)
     count.
 
     Raises:
-        Unsupported: the file holds no tokenizer.
+        Unsupported: the file holds no tokenizer, or the texts have no tokens but first ones.
         InvalidInput: it is no GGUF file.
         CandidateFailed: the process died on this model (crash), or gives no finite figure (not_finite).
         InfrastructureFailed: it was stopped by this machine; see `run_command`.
     """
     if read_header(model).tokenizer == "none":
         raise Unsupported("the file holds no tokenizer", where=str(model))
-    bits = float(run_command(build, "bits", model, texts=list(texts), threads=threads, deadline_s=_BITS_S))
+    bits: float | None = run_command(build, "bits", model, texts=list(texts), threads=threads, deadline_s=_BITS_S)
+    if bits is None:
+        raise Unsupported("the text is too short: none of its tokens is predicted", where=str(model))
     if not math.isfinite(bits):
         raise CandidateFailed("not_finite", f"{model.name}: its logits of the text hold NaN or infinity")
     return bits
 
 
-def _bits(model: str, texts: list[str], threads: int) -> float:
+def _bits(model: str, texts: list[str], threads: int) -> float | None:
     session = Session(model, _CHUNK, _CHUNK, threads=threads)
     nats = size = 0.0
     for text in texts:
@@ -437,9 +481,9 @@ def _bits(model: str, texts: list[str], threads: int) -> float:
         for start in range(0, len(ids) - 1, _CHUNK):
             window = ids[start : start + _CHUNK + 1]
             session.reset()
-            likely = _log_softmax(session.feed(window[:-1]).astype(np.float64))
-            nats -= float(np.take_along_axis(likely, np.asarray(window[1:])[:, None], -1).sum())
-    return nats / math.log(2) / size
+            for logits, token in zip(session.feed(window[:-1]), window[1:], strict=True):
+                nats -= float(_log_softmax(logits.astype(np.float64))[token])
+    return nats / math.log(2) / size if size > 0 else None
 
 
 FILE_TYPES = {"q4_k_m": 15}
@@ -558,6 +602,7 @@ def write_importance(build: Build, model: Path, text: str, destination: Path, th
         path.write_text(text, encoding="utf-8")
         argv = [str(build.folder / "llama-imatrix"), "-m", str(model), "-f", str(path), "-o", str(partial)]
         argv += ["--output-format", "gguf", "-c", str(_CHUNK), "-t", str(threads), "-ngl", "0"]
+        argv += ["--override-kv", "tokenizer.ggml.add_eos_token=bool:false"]  # it aborts where texts are ended
         code, tail = stream(argv, deadline_s=_IMPORTANCE_S, env=_environment(build))
         # Its last lines may be lost when it exits: what it logs is written by another thread.
         if code != 0 and (tokens := run_command(build, "count", model, text=text)) < 2 * _CHUNK:
@@ -605,6 +650,10 @@ def write_predictions(build: Build, model: Path, text: str, windows: int, folder
         )
 
 
+_LEAST = np.finfo(np.float16).min
+"""Of logarithms of probabilities; models that never write some tokens have less."""
+
+
 def _predict(model: str, text: str, windows: int, threads: int, folder: str) -> int:
     """Returns the tokens of the text; writes nothing where they are too few."""
     session = Session(model, WINDOW, WINDOW, threads=threads)
@@ -619,7 +668,7 @@ def _predict(model: str, text: str, windows: int, threads: int, folder: str) -> 
     for row, rounded in zip(rows, predictions, strict=True):
         session.reset()
         likely = _log_softmax(session.feed(row[:-1].tolist()))
-        rounded[:] = likely
+        rounded[:] = np.maximum(likely, _LEAST)
         top.append(likely.argmax(-1))  # rounding makes tokens equal
     predictions.flush()
     np.save(Path(folder) / "top.npy", np.array(top))

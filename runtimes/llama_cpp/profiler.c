@@ -108,7 +108,9 @@ static void print_phase(const char *name, enum phase which, const int64_t whole[
 
 static int profile(void) {
     node_callback = on_node;
+    if (opt.gpu) setenv("GGML_VK_VISIBLE_DEVICES", "0", 0);
     llama_backend_init();
+    if (opt.gpu) choose_gpu();
     struct llama_model *model = load_model();
     struct ggml_threadpool *threads;
     struct llama_context *context = new_context(model, &threads);

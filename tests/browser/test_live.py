@@ -73,6 +73,23 @@ def test_a_hidden_page_rests(lab: LiveLab, live: str, live_page: Page) -> None:
     assert any("/points?since=" in url for url in urls)
 
 
+def test_a_slow_server_is_not_asked_again_before_it_answers(lab: LiveLab, live: str, live_page: Page) -> None:
+    live_page.clock.install()
+    show(live_page, f"{live}/study")
+    waiting: list[Route] = []
+    live_page.route("**/studies/study/now", waiting.append)
+    live_page.clock.run_for(30_000)
+    live_page.wait_for_timeout(500)
+    assert len(waiting) == 1
+    waiting.pop().continue_()
+    for _ in range(200):
+        live_page.clock.run_for(5_000)
+        live_page.wait_for_timeout(50)
+        if waiting:
+            break
+    waiting.pop().continue_()
+
+
 def test_it_says_when_the_server_does_not_answer(lab: LiveLab, live: str, live_page: Page, watched: Watched) -> None:
     watched.expected = ["503"]
     show(live_page, f"{live}/study")

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import Watched
 from playwright.sync_api import Page, expect
 from study_page import brush, corner, drag, picked, query, ranges, show, state, until, where, within
 
@@ -270,3 +271,16 @@ def test_a_trial_off_the_front_says_why_it_ended(wide: Page) -> None:
     expect(wide).to_have_url(re.compile("infeasible=1"))
     wide.mouse.move(*where(wide, 1, broken))
     expect(wide.locator(".panel[data-panel='1'] .card")).to_contain_text("peak_rss over its budget")
+
+
+def test_a_layout_that_did_not_come_is_fetched_again(wide: Page, watched: Watched) -> None:
+    watched.expected = ["503"]
+    place = where(wide, 1, state(wide, "page.data.front[0].trial"))
+    wide.route("**/card", lambda route: route.fulfill(status=503, body=""))
+    with wide.expect_response("**/card"):
+        wide.mouse.move(*place)
+    wide.unroute("**/card")
+    wide.mouse.move(0, 0)
+    expect(wide.locator(".panel[data-panel='1'] .tip")).to_be_hidden()
+    wide.mouse.move(*place)
+    expect(wide.locator(".panel[data-panel='1'] .card svg.picture-thumbnail rect").first).to_be_visible()

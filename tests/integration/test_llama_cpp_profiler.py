@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,11 @@ def test_the_profiler_is_no_build_that_measures(patched_build: Build) -> None:
     assert profiler.build not in {build.runner.build for build in LLAMA_CPP.builds()}
     lines: list[str] = []
     assert LLAMA_CPP.profiler(patched_build.runner, lines.append) == profiler and not lines, "it was in the cache"
+
+
+def test_a_profile_of_a_gpu_is_never_of_the_processor(patched_build: Build, tmp_path: Path) -> None:
+    LLAMA_CPP.export(Layout.parse(STOCK[0]), "q4_0", RandomWeights(), tmp_path / "m.gguf")
+    profiler = LLAMA_CPP.load(LLAMA_CPP.profiler(patched_build.runner, print).build).executable
+    argv = [str(profiler), "--model", str(tmp_path / "m.gguf"), "--prompt", "32", "--gen", "4", "--gpu", "1"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 64 and "no GPU answers" in json.loads(done.stdout)["error"]["message"]

@@ -40,9 +40,6 @@ class LocalCompute:
         async with self._turns:
             return checked(await asyncio.to_thread(work, dict(spec)))
 
-    def close(self) -> None:
-        """Does nothing: no worker was started."""
-
 
 @contextmanager
 def without_ray() -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import shutil
 import types
@@ -27,16 +28,27 @@ from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.limit import Limit
-from nas.core.replacement import RECALL_GROUP, Slot, assembled, block_name, lender_of, parsed, slots_of, with_blocks
+from nas.core.replacement import (
+    RECALL_GROUP,
+    Alternative,
+    Slot,
+    assembled,
+    block_name,
+    lender_of,
+    parsed,
+    slots_of,
+    with_blocks,
+)
 from nas.infra.store.store import Store
 from nas.measure.devices.host_lock import HostLock
 from nas.measure.runtimes.base import Checkpoint
-from nas.model.nn.fit import Worker
+from nas.model.nn.fit import TrainingState, Worker, fit
 from nas.model.nn.mixes import mix_of
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
 from nas.model.text.documents import read_sources
 from nas.train.adapt import adapt
+from nas.train.adapt import hours as hours_module
 from nas.train.adapt import library as library_module
 from nas.train.adapt.adapt import CHILD, REPORT, Adaptation, relative_change, write_child
 from nas.train.adapt.alternatives import default_alternatives, started
@@ -141,6 +153,16 @@ def test_a_reader_is_trained_and_scored_with_keys_and_values_of_the_block_below(
     both = library.divergence(library.mix(dict(pair)))
     alone_ = library.scores({other: (narrow,)})[other, narrow]
     assert library.pair_terms([pair])[pair].text == pytest.approx(both - score.text - alone_.text, abs=1e-6)
+
+
+def test_readers_get_keys_and_values_of_the_trained_model_whatever_is_replaced_below() -> None:
+    layout = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16 W4/4@8:16 A4/4:16]")
+    teacher = TrainedTeacher(Model(layout, seed=1).eval(), Path("teacher"), "")
+    other = Model(Layout.parse("d64 v320 ffn=swiglu:128 [A4/2:16 C3]"), seed=2).layers["0"].mixers[0]
+    with torch.no_grad():
+        stream = teacher.before(torch.arange(12)[None], 1)
+        after = teacher.replaced(stream, 1, "mixer", other)
+    assert stream.cache is not None and after.cache is stream.cache
 
 
 def test_the_block_that_a_reader_needs_stays() -> None:
@@ -301,6 +323,16 @@ def test_linear_mixers_start_with_queries_keys_and_values() -> None:
         torch.testing.assert_close(parallel(mixer.out.weight, attention.o.weight), torch.tensor(1.0))
     drawn = started(Block.parse("X4(key_dim=8)", "mixer"), attention, x, 0, 3)
     assert parallel(drawn.out.weight, attention.o.weight) < 0.5, "heads do not correspond"
+
+
+@pytest.mark.parametrize(
+    "text", ["A8/2:8", "A2/2:16", "A8/8:16", "W4/2@8:32(sink=1)", "A4/4:16(qk_norm_wide=1)", "A4/4:16(gate=1)"]
+)
+@torch.no_grad()
+def test_attention_whose_heads_do_not_correspond_is_drawn(text: str) -> None:
+    attention = Model(LAYOUT, seed=1).layers["0"].mixers[0]
+    x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(0))
+    assert started(Block.parse(text, "mixer"), attention, x, 0, 3)(x)[0].isfinite().all()
 
 
 def test_settings_name_further_mixers(lab: Path, tmp_path: Path, home: Path) -> None:
@@ -556,6 +588,22 @@ def test_a_child_with_the_blocks_of_the_model_is_not_healed(
     assert not (tmp_path / "training").exists()
 
 
+def test_the_time_of_healing_is_that_of_its_steps(
+    lab: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=QUICK)
+    steps: list[int] = []
+
+    def counted(state: TrainingState, *rest: Any, **more: Any) -> None:
+        steps.append(state.steps)
+        fit(state, *rest, **more)
+
+    monkeypatch.setattr("nas.train.adapt.healing.fit", counted)
+    assert one._healing_seconds(alone()) > 0
+    assert steps == [1, 3]
+    assert not list((tmp_path / "out/training").iterdir())
+
+
 def test_healing_at_too_high_a_rate_is_done_again_at_a_tenth(
     teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]
 ) -> None:
@@ -652,6 +700,21 @@ def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_fe
     )
     with pytest.raises(InvalidInput, match="no choice of blocks keeps decode_p50"):
         one.run()  # nothing may be left out
+
+
+def test_a_figure_that_some_layouts_lack_ends_nothing(lab: Path, tmp_path: Path, home: Path) -> None:
+    """Such as energy, of which a coarse counter tells that of long runs alone."""
+
+    def measure(layout: Layout) -> Mapping[str, float]:
+        energy = {"energy_mj_per_token": float(layout.depth)} if all(layer.ffn for layer in layout.layers) else {}
+        return {**work_of(layout), **energy}
+
+    problem = adaptation(lab, tmp_path / "out", tmp_path / "library", measure=measure, settings=FEW).choices.problem()
+    mixers, ffns = (problem.options[Slot(0, part)] for part in ("mixer", "ffn"))
+    (without,) = (option for option in ffns if option.empty)
+    (layer,) = (option for option in mixers if option.name == "no layer")
+    assert without.costs.keys() == {"decode_p50", "file_size"}
+    assert layer.costs["energy_mj_per_token"] == -1.0
 
 
 def test_what_the_runtime_does_not_carry_is_not_trained(lab: Path, tmp_path: Path, home: Path) -> None:
@@ -865,6 +928,29 @@ def test_parts_are_timed_on_the_model(teacher: TrainedTeacher, tmp_path: Path, t
         PartTimes(1.0, 0.0, 0, 1.0, 1.0, 3600.0).tokens(1.0, 1024, 1024)
 
 
+def test_what_only_the_first_training_takes_is_not_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, trainings = 0.0, count()
+
+    def train(steps: int) -> None:
+        nonlocal clock
+        clock += steps + 10.0 * (next(trainings) == 0)
+
+    monkeypatch.setattr(hours_module, "time", types.SimpleNamespace(monotonic=lambda: clock))
+    assert hours_module._step_seconds(train) == 1.0
+
+
+def test_layers_are_timed_as_steps_of_trainings_run_them(
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]
+) -> None:
+    settings = SETTINGS.library.model_copy(update={"precision": "bfloat16"})
+    passes: list[tuple[int, bool]] = []
+    teacher.layer(0).register_forward_hook(
+        lambda module, inputs, outputs: passes.append((inputs[0][..., 0].numel(), torch.is_autocast_enabled("cpu")))
+    )
+    assert hours_module._layer_seconds(Library(tmp_path, teacher, text, settings, alone())) > 0
+    assert set(passes) == {(settings.sequences * settings.length, True)}
+
+
 @pytest.mark.parametrize("stored_tokens", [0, 10_000, 1 << 30])
 def test_tokens_whose_streams_are_not_kept_take_longer(stored_tokens: int) -> None:
     parts = PartTimes(0.01, 0.02, stored_tokens, 0.1, scores=10.0, measurements=50.0)
@@ -1054,8 +1140,9 @@ def test_scores_see_as_far_as_a_request_of_the_device(
     assert losses[1] > 1e-4
 
 
+@pytest.mark.parametrize("factor", [1e30, math.nan])
 def test_an_alternative_that_diverges_is_left_out_alone(
-    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
     slot, sound = Slot(0, "ffn"), tuple(Block.parse(name, "ffn") for name in ("swiglu:64", "swiglu:32"))
     wild = Block.parse("swiglu:96", "ffn")
@@ -1066,7 +1153,7 @@ def test_an_alternative_that_diverges_is_left_out_alone(
         module = started(block, *rest)
         if block == wild:
             with torch.no_grad():
-                next(module.parameters()).mul_(1e30)
+                next(module.parameters()).mul_(factor)
         return module
 
     monkeypatch.setattr(library_module, "started", started_wildly)
@@ -1137,6 +1224,27 @@ def test_a_score_takes_windows_until_its_error_is_small(
         assert score.windows == exact[replacement].windows[:count]
         assert score.text == pytest.approx(fmean(score.windows), rel=1e-6)
         assert count == max(counts) or standard_error(score.windows) < error * fmean(score.windows)
+
+
+def test_a_score_that_is_not_finite_is_a_score(
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = QUICK.library.model_copy(update={"score_tokens": 32 * 32})
+    library = Library(tmp_path / "library", teacher, text, settings, alone())
+    slot, block = Slot(0, "ffn"), Block.parse("swiglu:64", "ffn")
+    library.train({slot: (block,)})
+    module_of = library.module
+
+    def infinite(place: Slot, alternative: Alternative) -> torch.nn.Module | None:
+        module = module_of(place, alternative)
+        assert module is not None
+        next(module.parameters()).mul_(math.inf)
+        return module
+
+    monkeypatch.setattr(library, "module", infinite)
+    score = library.scores({slot: (block,)})[slot, block]
+    assert math.isnan(score.text) and len(score.windows) > 8 and not score.is_significant
+    assert standard_error([1.0, math.inf]) == math.inf
 
 
 @pytest.mark.parametrize("native", ["float32", "bfloat16"])

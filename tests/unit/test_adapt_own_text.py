@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,13 @@ def test_a_killed_writer_continues_and_writes_the_same(
     assert written(lab, turn, 5000).key == text.key
     with pytest.raises(TypeError):
         written(lab, turn, 5000, seed=1)
+
+
+def test_conversations_that_occur_twice_count_once(lab: Path, turn: Turn, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = count()
+    monkeypatch.setattr(own_text, "_conversations", lambda *_: [[next(batches), *range(20, 300)]] * 8)
+    text = written(lab, turn, 20_000)
+    assert len(text.train) + len(text.held_out) >= 20_000
 
 
 def test_a_model_whose_messages_do_not_end_is_refused(lab: Path, turn: Turn, monkeypatch: pytest.MonkeyPatch) -> None:

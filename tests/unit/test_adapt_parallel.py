@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapt_lab import QUICK, RECALLING, adaptation, write_lab
+from adapt_lab import FEW, QUICK, RECALLING, adaptation, write_lab
 from cli_runner import nas
 
 from benchmarks.adapt import hashes
@@ -80,6 +80,13 @@ def test_what_is_trained_and_scored_is_no_task(lab: Path, tmp_path: Path) -> Non
     next((tmp_path / "library/scores").iterdir()).unlink()
     one.library.train(BLOCKS)
     assert tasks.opened == [2, 1]
+
+
+def test_a_plan_times_one_process(lab: Path, tmp_path: Path) -> None:
+    tasks = Tasks()
+    plan = adapted(lab, tmp_path, tasks, settings=FEW).plan()
+    assert plan["seconds"].keys() == {"measurements", "library", "scores", "healing", "total"}
+    assert not tasks.opened
 
 
 def test_a_lost_worker_is_replaced_twice(lab: Path, tmp_path: Path) -> None:

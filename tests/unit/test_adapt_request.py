@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,11 @@ def test_mistakes_are_told_with_their_lines(tmp_path: Path) -> None:
     lines = caught.value.message.splitlines()
     assert [line.split(":")[1] for line in lines] == ["1", "2", "4"]
     assert "unknown key 'libary'; did you mean 'library'?" in lines[1].replace(", did", "; did")
+
+
+def test_hours_are_finite() -> None:
+    with pytest.raises(InvalidInput, match="hours: input should be a finite number"):
+        read_request(None, OPTIONS | {"hours": math.inf})
 
 
 def test_equal_keys_in_the_file_and_on_the_command_line_give_equal_requests(tmp_path: Path) -> None:

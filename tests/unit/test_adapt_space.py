@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +17,14 @@ from safetensors.torch import load_file
 from nas.core.block import Block
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
-from nas.core.replacement import RECALL_GROUP, RECALLABLE_GROUP, TEXT_GROUP, LibraryScores, with_blocks
+from nas.core.replacement import RECALL_GROUP, RECALLABLE_GROUP, TEXT_GROUP, LibraryScores, Slot, with_blocks
 from nas.core.space import SearchSpace
 from nas.measure.runtimes import RUNTIMES
 from nas.model.nn.mixes import compared
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_weights
 from nas.model.text.corpus import refer_scores
+from nas.search.proxy import mixes
 from nas.search.proxy.job import TrainResult, weights_file
 from nas.search.proxy.ladder import rung_jobs
 from nas.search.proxy.mixes import assembled_mix, evaluate_mix, trained_model
@@ -30,6 +33,7 @@ from nas.search.spaces import load_space
 from nas.testing.fake_runtime import FakeRuntime
 from nas.train.adapt import space
 from nas.train.adapt.adapt import Adaptation
+from nas.train.adapt.library import Score
 from nas.train.adapt.space import write_space
 
 CPU = torch.device("cpu")
@@ -136,6 +140,21 @@ def test_writing_again_writes_the_same(written: Written) -> None:
     assert [path.read_bytes() for path in files] == before
 
 
+def test_alternatives_whose_scores_are_not_finite_are_left_out(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, slot = written.one.library, Slot(0, "ffn")
+    blocks = tuple(Block.parse(name, "ffn") for name in ("swiglu:96", "swiglu:64"))
+    scores = {(slot, block): Score({TEXT_GROUP: kl}, (kl,)) for block, kl in zip(blocks, (math.nan, 0.1), strict=True)}
+    monkeypatch.setattr(library, "scores", lambda alternatives: scores)
+    assert space._with_finite_scores(library, {slot: blocks}) == {slot: blocks[1:]}
+
+
+def test_without_alternatives_the_model_itself_is_drawn(written: Written) -> None:
+    scores = written.scores.model_copy(update={"blocks": ()})
+    assert list(space._drawn(written.one, {}, scores, 2)) == [LAYOUT, LAYOUT]
+
+
 def test_an_assembled_mix_has_the_divergence_that_the_library_computes(written: Written, tmp_path: Path) -> None:
     for layout in written.space.listed()[:3]:
         evaluated = written.evaluated(layout, 1, tmp_path)
@@ -162,6 +181,16 @@ def test_the_trained_model_loses_nothing(written: Written, tmp_path: Path) -> No
     (summed,) = scores_of(written.evaluated(LAYOUT, 0, tmp_path))
     parts = scores_of(written.evaluated(LAYOUT, 1, tmp_path))
     assert summed == written.scores.uniform[TEXT_GROUP] == pytest.approx(sum(parts) / 4)
+
+
+def test_a_mix_without_finite_scores_fails(written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*options: Any) -> Any:
+        comparison = compared(*options)
+        return comparison._replace(kl=comparison.kl * math.nan)
+
+    monkeypatch.setattr(mixes, "compared", broken)
+    for outcome in written.evaluated(LAYOUT, 1, tmp_path):
+        assert isinstance(outcome, CandidateFailed) and outcome.reason == "not_finite"
 
 
 def test_the_last_part_leaves_the_weights_for_the_check_of_the_export(written: Written, tmp_path: Path) -> None:

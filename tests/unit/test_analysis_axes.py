@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from live_lab import LiveLab, figures
-from study_support import CHAT, snapshot, tiny_space
+from study_support import CHAT, TINY, snapshot, tiny_space
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
@@ -59,6 +59,12 @@ def test_no_line_tells_budgets_that_differ_from_place_to_place() -> None:
 def test_a_limit_relative_to_figures_that_are_not_taken_yet_is_not_known() -> None:
     (memory,) = [axis for axis in axis_views(tiny_space(), None, None) if axis.key == "memory"]
     assert memory.budget is None
+
+
+def test_an_objective_may_have_the_name_of_a_size() -> None:
+    objectives = [TINY["objectives"][0], {"name": "params_total", "metric": "latency", **CHAT}]
+    keys = [axis.key for axis in axis_views(tiny_space(objectives=objectives), None, None)]
+    assert len(set(keys)) == len(keys)
 
 
 def test_keys_are_safe_in_addresses_and_differ() -> None:

@@ -119,6 +119,19 @@ def test_budgets_are_not_drawn_on_axes_that_are_ratios(report: dict[str, Any]) -
     assert "budget" not in front_svg(report)
 
 
+def test_budgets_are_drawn_on_axes_of_their_device_and_runtime(report: dict[str, Any]) -> None:
+    report["objectives"] = [QUALITY, MEMORY | {"device": "phone", "runtime": "llama.cpp"}]
+    budget = report["budgets"][0] | {"device": "phone", "runtime": "llama.cpp q4_0"}
+    for change, drawn in (({}, True), ({"device": "local"}, False), ({"runtime": "executorch"}, False)):
+        report["budgets"] = [budget | change]
+        assert ("budget" in front_svg(report)) is drawn, change
+
+
+def test_noise_that_is_not_known_has_no_interval(report: dict[str, Any]) -> None:
+    report["front"][0]["sd"]["latency"] = report["references"][0]["sd"]["quality"] = None
+    assert words_of(front_svg(report)).count("trial 93") == 3
+
+
 def test_large_numbers_are_thousands(report: dict[str, Any]) -> None:
     for row in (*report["ranking"], *report["references"]):
         row["objectives"]["memory"] *= 1000

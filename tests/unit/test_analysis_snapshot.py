@@ -46,7 +46,7 @@ def test_an_archive_has_the_front_and_hypervolume_of_the_ranking(case: tuple[int
     for trial, row in enumerate(rows):
         axes[trial] = [Axis(value=0.0, coordinate=coordinate, sd=0.0) for coordinate in row]
         archive.take([trial], [row])
-        ranked = rank_trials(axes, corner, draws=0)
+        ranked = rank_trials(axes, corner, chances={})
         assert sorted(archive.keys.tolist()) == sorted(place.trial for place in ranked if place.rank == 0)
         assert archive.hypervolume == pytest.approx(front_hypervolume(axes, corner), abs=1e-12)
     at_once = FrontArchive(corner)

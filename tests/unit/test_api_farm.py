@@ -74,6 +74,8 @@ def test_what_happens_to_devices_is_followed_by_id(lab: Lab) -> None:
     assert (bad["kind"], bad["what"], bad["reason"]) == ("health", "bad", "it failed")
     assert lab.get("/v1/device-events", device="phone", after=rest["last"])["events"] == []
     refusal(lab.client().get("/v1/device-events?device=bxo"), 404, "unknown_name")
+    lab.clock.time -= 3600
+    assert lab.get("/v1/device-events", after=rest["last"])["events"] == [bad], "the clock was set back"
 
 
 def test_lists_come_in_pages(lab: Lab) -> None:

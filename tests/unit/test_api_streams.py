@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,6 +108,16 @@ def test_streams_end_with_the_coordinator_and_after_a_while(
     monkeypatch.setattr(following, "LONGEST_STREAM_S", 0.0)
     with stream(lab, url, DEVICES) as answer:
         assert list(blocks(answer.iter_lines())) == [{"retry": "2000"}]
+
+
+def test_a_long_poll_ends_with_the_coordinator(lab: Lab, url: str) -> None:
+    headers = {"Authorization": f"Bearer {lab.tokens[Role.READ]}"}
+    closing = threading.Timer(0.2, setattr, [lab, "closing", True])
+    closing.start()
+    began = time.monotonic()
+    answer = httpx.get(f"{url}{DEVICES}", params={"wait_s": 30}, headers=headers, timeout=60)
+    assert answer.json()["events"] == [] and time.monotonic() - began < 20
+    closing.join()
 
 
 def test_a_client_has_so_many_streams_and_others_have_theirs(

@@ -13,7 +13,7 @@ from api_lab import Lab, refusal, space_text
 from store_support import new_study, proposal
 
 from nas.core.trial import EventKind
-from nas.infra.store import studies, trials
+from nas.infra.store import leases, studies, trials
 from nas.infra.store.rows import Role, StudyState
 from nas.search.analysis.report import study_report
 from nas.search.spaces import parse_space
@@ -86,6 +86,11 @@ def test_ten_mistakes_are_ten_lines(lab: Lab) -> None:
     message = refusal(submit(lab, space=ten_mistakes.TEXT), 422, "invalid_input")
     ten_mistakes.are_found(message.splitlines(), "space.yaml:")
     assert lab.get("/v1/studies")["studies"] == []
+
+
+def test_mistakes_are_told_in_the_letters_of_the_space(lab: Lab) -> None:
+    message = refusal(submit(lab, space="v: 1\nname: x\nmödle: {}\ngröße: 2\n"), 422, "invalid_input")
+    assert "space.yaml:3: mödle: unknown key" in message and "space.yaml:4: größe: unknown key" in message
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "a b", "x" * 65, "\x00", ".hidden"])
@@ -163,6 +168,20 @@ def test_pause_run_and_stop_reach_the_study(lab: Lab) -> None:
     refusal(operator.post("/v1/studies/mien/stop"), 404, "unknown_name")
 
 
+def test_a_stopped_study_that_is_resumed_by_hand_is_followed(lab: Lab) -> None:
+    submit(lab)
+    number = begin(lab)
+    lab.submitted.poll()
+    lab.client(Role.OPERATE).post("/v1/studies/mine/stop")
+    lab.process.end()
+    lab.submitted.poll()
+    assert lab.get("/v1/studies/mine/events")["ended"]
+    lease = leases.acquire(lab.store, number, "by hand")
+    assert not lab.get("/v1/studies/mine/events")["ended"]
+    leases.release(lab.store, lease)
+    assert lab.get("/v1/studies/mine/events")["ended"]
+
+
 def test_a_study_that_waits_can_be_stopped_and_taken_up_again(lab: Lab) -> None:
     submit(lab)
     operator = lab.client(Role.OPERATE)
@@ -170,7 +189,8 @@ def test_a_study_that_waits_can_be_stopped_and_taken_up_again(lab: Lab) -> None:
     operator.post("/v1/studies/mine/stop")
     lab.submitted.poll()
     assert lab.process.started == []
-    assert lab.get("/v1/studies/mine/events")["ended"]
+    page = lab.get("/v1/studies/mine/events")
+    assert (page["ended"], page["state"]) == (True, "stopped")
     operator.post("/v1/studies/mine/run")
     lab.submitted.poll()
     assert lab.process.started == [("mine", False)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,6 +166,23 @@ def test_a_paused_study_whose_process_died_stays_paused(lab: Lab) -> None:
     assert submission_of(lab).state is SubmissionState.QUEUED
 
 
+def test_a_stopped_study_that_is_resumed_is_tried_again_when_its_process_dies_at_once(lab: Lab) -> None:
+    submit(lab)
+    studies.set_desired_state(lab.store, begin(lab, state=StudyState.STOPPED), "stop")
+    assert run_to_the_end(lab, "raise SystemExit(4)").state is SubmissionState.ENDED
+    lab.submitted.steer("mine", "run")
+    again = run_to_the_end(lab, "raise SystemExit(4)")
+    assert again.state is SubmissionState.QUEUED and "it is retried" in str(again.message)
+
+
+def test_a_clock_that_is_set_back_delays_no_retry(lab: Lab) -> None:
+    submit(lab)
+    assert run_to_the_end(lab, "raise SystemExit(4)").state is SubmissionState.QUEUED
+    lab.clock.time -= 500
+    lab.submitted.poll()
+    assert lab.process.started == [("mine", False)] * 2
+
+
 def test_the_log_is_bounded_while_the_process_writes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LOG_BYTES", 1000)
     begin, end = "sys.stderr.write('x' * 3000); sys.stderr.flush()", "print('end', file=sys.stderr)"
@@ -179,6 +197,17 @@ def test_the_log_is_bounded_while_the_process_writes(lab: Lab, monkeypatch: pyte
     assert (log.parent / "launch.log.1").read_text() == "x" * 500
     lab.process.end()
     assert log.read_text() == "end\n"
+
+
+def test_a_log_that_fills_the_disk_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(records, "LOG_BYTES", 1000)
+    monkeypatch.setattr(records, "write_durably", full)
+    (tmp_path / "launch.log").write_text("x" * 3000)
+    SubmissionFolder(tmp_path).bound_log()
+    assert (tmp_path / "launch.log").stat().st_size == 0
 
 
 def test_secrets_in_the_log_are_not_shown(lab: Lab) -> None:
@@ -206,10 +235,15 @@ def test_one_damaged_record_does_not_stop_the_others(lab: Lab) -> None:
     folder = lab.home / "studies" / "bad"
     folder.mkdir()
     (folder / "submission.json").write_text('{"v": 2}')
-    with pytest.raises(InfrastructureFailed, match=r"submission\.json"):
-        lab.submitted.find("bad")
+    (lab.home / "studies" / "odd" / "submission.json").mkdir(parents=True)
+    for name, why in (("bad", r"submission\.json is damaged"), ("odd", r"submission\.json cannot be read")):
+        with pytest.raises(InfrastructureFailed, match=why):
+            lab.submitted.find(name)
     lab.submitted.poll()
     assert lab.process.started == [("good", False)]
+    begin(lab, "bad")
+    assert lab.submitted.submitter("bad") is lab.submitted.log_tail("bad") is None
+    assert [row["study"] for row in lab.get("/v1/studies")["studies"]] == ["bad", "good"]
 
 
 def test_the_process_is_a_plain_launch_over_the_same_database(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,12 +258,12 @@ def test_the_process_is_a_plain_launch_over_the_same_database(lab: Lab, monkeypa
     submit(lab)
     folder = SubmissionFolder(lab.home / "studies" / "mine")
     with (folder.path / "launch.lock").open("ab") as lock:
-        process = LaunchProcess(lab.store, lab.home, ["--workers", "3"])
+        process = LaunchProcess(lab.store, lab.home)
         process.start(
             folder, submission_of(lab).model_copy(update={"trials": 9, "warm_start": ("one",)}), lock, resume=True
         )
     (argv, environment) = calls[0]
-    options = ["--study", "mine", "--yes", "--json", "--workers", "3", "--trials", "9", "--resume"]
+    options = ["--study", "mine", "--yes", "--json", "--trials", "9", "--resume"]
     options += ["--warm-start", "one"]
     assert argv[1:] == ["-m", "nas.cli", "launch", "--space", str(folder.space), *options]
     assert environment["NAS_DB"] == str(lab.store.engine.url)

@@ -225,7 +225,11 @@ def test_a_receiver_that_answers_byte_by_byte_is_left(
 
 
 @pytest.mark.parametrize(
-    "url", ["http://farm.example/x", "ftp://127.0.0.1", "https://", "http://[::1", "x", "http://10.0.0.1"]
+    "url",
+    [
+        *("http://farm.example/x", "ftp://127.0.0.1", "https://", "http://[::1", "x", "http://10.0.0.1"),
+        *("https://farm\u200b.example/x", "https://farm.example/\x07"),
+    ],
 )
 def test_only_https_and_loopback_are_allowed(url: str) -> None:
     with pytest.raises(InvalidInput, match="https"):

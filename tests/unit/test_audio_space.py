@@ -30,6 +30,7 @@ from nas.search.proposers.figure_costs import costs_of
 from nas.search.proposers.membership import reasons_outside
 from nas.search.proxy.job import TrainResult
 from nas.search.proxy.train import train
+from nas.search.spaces.identity import space_difference
 from nas.search.spaces.loader import load_space
 from nas.train.towers.audio import AudioShape
 from nas.train.towers.gguf import sound_tensors
@@ -87,6 +88,12 @@ def test_a_space_of_audio_is_read_and_sampled() -> None:
     assert not any(reasons_outside(space, layout) for layout in layouts)
     assert Features(space).matrix(layouts).shape[1] == len(Features(space).names)
     assert costs_of(space, space.objectives[1]).terms(layouts[:1])[0, -4:].all()
+
+
+def test_a_space_with_other_towers_is_another_one() -> None:
+    model = {**AUDIO["model"], "tower": ["sound:16x2:channels=8"]}
+    (difference,) = space_difference(*(SearchSpace.model_validate(data) for data in (AUDIO, AUDIO | {"model": model})))
+    assert difference.startswith("model.tower.choices: ")
 
 
 def test_the_packaged_space_is_of_audio() -> None:

@@ -94,3 +94,15 @@ def test_on_a_busy_machine_what_was_seen_comes_first(monkeypatch: pytest.MonkeyP
 def test_what_is_no_list_of_numbers_is_refused(numbers: str, requests: list[BenchOptions]) -> None:
     done = nas("bench", A, f"--prompt={numbers}")
     assert done.code == 3 and "--prompt: whole numbers" in done.err and not requests
+
+
+@pytest.mark.parametrize("trial", ["study", "/3", "study/x", f"study/{'9' * 30}"])
+def test_what_is_no_trial_is_refused(trial: str, requests: list[BenchOptions]) -> None:
+    done = nas("bench", A, "--profile", "--trial", trial)
+    assert done.code == 3 and "is not a trial" in done.err and not requests
+
+
+def test_a_layout_may_be_longer_than_a_file_s_name(requests: list[BenchOptions]) -> None:
+    layers = " ".join(f"C3+swiglu:{256 + 32 * number}" for number in range(20))
+    assert nas("bench", f"d256 v512 ffn=swiglu:512 [{layers}]").code == 0
+    assert isinstance(requests[0].subject, Layout) and requests[0].subject.depth == 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -144,6 +145,27 @@ def test_what_was_measured_before_an_interrupt_is_shown(monkeypatch: pytest.Monk
     assert "small.gguf with 2 threads" in done.out and "big.gguf" not in done.out
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InfrastructureFailed("the device is gone"), 4),
+        (InvalidInput("cannot read big.gguf"), 3),
+        (OSError(errno.ENOSPC, "No space left on device", "big.gguf"), 4),
+    ],
+)
+def test_what_was_measured_before_an_error_is_shown(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Any]:
+        yield report("small.gguf", 1)
+        raise error
+
+    monkeypatch.setattr("nas.cli.compare.bench_each", measure)
+    done = nas("compare", "small.gguf", "big.gguf")
+    assert done.code == code and f"stopped: {error}: 1 of 2 are measured" in done.err
+    assert "small.gguf, 1 thread" in done.out
+
+
 def test_bits_that_hardly_differ_do_not_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.txt").write_text("some text of a few words\n" * 2000)
     monkeypatch.setitem(BITS, "small.gguf", BITS["big.gguf"] * 1.0005)
@@ -278,6 +300,7 @@ def test_formats_hold_the_same_figures() -> None:
         (("small.gguf", "big.gguf", "--types", "q4_0"), "--types: types are made from one GGUF file"),
         (("other.pte", "--types", "q4_0"), "--types: types are made from one GGUF file"),
         (("small.gguf", "--types", "q4_0,q9_9"), "q9_9"),
+        (("small.gguf", "-c", "text.txt"), "--corpus: too short"),
     ],
 )
 def test_bad_input_is_refused(

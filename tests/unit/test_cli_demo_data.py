@@ -20,7 +20,9 @@ def db(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'a.db'}"
 
 
-def test_a_recorded_study_is_imported_by_its_name(db: str) -> None:
+def test_a_recorded_study_is_imported_by_its_name(db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lfm2").mkdir()  # such as an adapted model's, which is no archive
     assert nas("study", "import", "lfm2", "--db", db).code == 0
     assert "lfm2" in nas("study", "list", "--db", db).out
     wrong = nas("study", "import", "lfm22", "--db", db)

@@ -254,6 +254,19 @@ def test_export_of_trained_weights_names_them(tmp_path: Path) -> None:
     assert written["weights"] == trained.describe()
 
 
+@pytest.mark.parametrize(
+    "options", [(), ("-r", "executorch"), ("-r", "executorch", "--whole", "64"), ("--checkpoint", "", "--recipe")]
+)
+def test_export_refuses_a_tokenizer_for_what_holds_none(options: tuple[str, ...], tmp_path: Path) -> None:
+    weights, path = tmp_path / "weights", tmp_path / "file"
+    weights.write_bytes(b"weights")
+    named = [str(weights) if option == "" else option for option in options]
+    if "-r" in options:
+        named += ["--checkpoint", str(weights)]
+    done = nas("export", SMALL, "-o", str(path), "--tokenizer", str(tmp_path / "tokenizer.json"), *named)
+    assert done.code == 3 and "--tokenizer: only GGUF files" in done.err and not path.exists()
+
+
 def test_export_counts_the_weights_exactly(tmp_path: Path) -> None:
     path, mixture = tmp_path / "tiny.gguf", "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2]"
     written = json.loads(nas("export", mixture, "-o", str(path), "--json").out)

@@ -20,7 +20,7 @@ from server_lab import Certificates, serve
 from store_support import new_study, proposal, put
 
 from nas.cli.output import when
-from nas.core.errors import InvalidInput
+from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.trial import EventKind
 from nas.infra.store import agents, devices, studies, trials
 from nas.infra.store.rows import Health, Role, StudyState
@@ -29,7 +29,7 @@ from nas.search.analysis.archive import import_study, recorded_studies
 from nas.search.analysis.report import study_report
 from nas.search.spaces import parse_space
 from nas.serve.api.submissions import SubmissionFolder
-from nas.serve.client import Server, server_url, servers_file
+from nas.serve.client import Server, UsersClient, server_url, servers_file
 
 
 @pytest.fixture
@@ -130,12 +130,51 @@ def test_the_environment_overrides_the_stored_token(lab: Lab, server: str, monke
     assert "needs role operate" in done.err
 
 
+def test_a_token_may_end_its_line_but_has_no_other_characters(
+    lab: Lab, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_TOKEN", f"{lab.tokens[Role.READ]}\r")
+    assert nas("device", "list").code == 0
+    for token in ("hilnas.ann.s\u00e4cret", "hilnas.ann.se\x1fcret"):
+        monkeypatch.setenv("NAS_TOKEN", token)
+        done = nas("device", "list")
+        assert done.code == 3 and "$NAS_TOKEN: has characters" in done.err and "cret" not in done.err
+
+
+@pytest.mark.parametrize("text", ["<html>Sign in</html>", "[1]"])
+def test_what_another_server_answers_is_called_so(text: str) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=text))
+    with (
+        UsersClient("https://lab.example", "token", None, transport=transport) as client,
+        pytest.raises(InfrastructureFailed, match="not a response of a coordinator"),
+    ):
+        client.get("/v1/server")
+
+
+def test_a_file_may_take_longer_than_other_answers() -> None:
+    timeouts: list[dict[str, float]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        timeouts.append(request.extensions["timeout"])
+        return httpx.Response(200, content=b"file")
+
+    with UsersClient("https://lab.example", "token", None, transport=httpx.MockTransport(answer)) as client:
+        assert client.get_bytes("/v1/studies/large/archive") == b"file"
+    assert timeouts[0]["connect"] < 60 < 300 < timeouts[0]["read"]
+
+
 def test_unknown_servers_and_server_with_database_are_rejected(lab: Lab, server: str) -> None:
     assert "nas server add" in nas("device", "list", "--server", "https://127.0.0.1:1").err
     assert nas("study", "list", "--db", "sqlite:////x.db").code == 3
 
 
-@pytest.mark.parametrize("text", ["http://host:1", "https://host/path", "https://u:p@host", "https://", "https://h:x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("http://host:1", "https://host/path", "https://u:p@host", "https://", "https://h:x"),
+        "https://farm\u200b.example",
+    ],
+)
 def test_invalid_server_urls(text: str) -> None:
     with pytest.raises(InvalidInput):
         server_url(text)

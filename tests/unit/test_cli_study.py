@@ -203,6 +203,15 @@ def test_gc_keeps_checkpoints_that_a_training_may_use(store: Store, home: Path) 
     assert removed("0MB") == (1_000_000, {"recent"}), "a study of another database may run"
 
 
+def test_gc_passes_over_checkpoints_that_change_meanwhile(store: Store, home: Path) -> None:
+    folder = home / "work/checkpoints/changing"
+    folder.mkdir(parents=True)
+    (folder / "renamed.pt").symlink_to("nowhere")  # listed, and not there when its size is read
+    os.utime(folder, (0, time.time() - 7200))
+    done = nas("gc", "--keep", "0MB", "--json")
+    assert done.code == 0 and json.loads(done.out)["checkpoints"] == 0 and folder.is_dir(), done.err
+
+
 def test_a_missing_database_is_an_error(tmp_path: Path) -> None:
     done = nas("study", "list", "--db", f"sqlite:///{tmp_path / 'none.db'}")
     assert done.code == 3

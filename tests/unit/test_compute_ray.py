@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import time
@@ -50,8 +51,9 @@ def test_what_is_asked_for_counts() -> None:
     assert Request.of([BIG], 0.5).slots([BIG, SMALL]) == 4
     assert Request.of([BIG], 2).slots([BIG]) == 1
     assert Request.of([BIG], 4).slots([BIG]) == 0
-    with pytest.raises(InvalidInput, match="whole number"):
-        Request.of([BIG], 1.5)
+    for gpus in (1.5, -1.0, math.inf, math.nan):
+        with pytest.raises(InvalidInput, match="whole number"):
+            Request.of([BIG], gpus)
 
 
 def test_few_trainings_fill_the_cluster() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from study_support import CHAT, TINY, figure, tiny_space
+from study_support import CHAT, DEVICE, TINY, figure, tiny_space
 
 from nas.core.errors import InvalidInput
 from nas.core.measurement import Figure
@@ -22,6 +22,7 @@ from nas.core.scoring import (
     ratio_of_limit,
     reference_point,
     require_figures,
+    require_sensors,
 )
 from nas.core.space import SearchSpace
 from nas.core.stats import Z95
@@ -313,3 +314,18 @@ def test_references_need_the_figures_that_the_space_asks_for_and_no_others() -> 
     for broken in (at(latency=1.0, peak_rss=1.0, decode_rss=None), at(latency=1.0, peak_rss=1.0)):
         with pytest.raises(InvalidInput, match=r"published reference: no decode_rss at local/fake/chat"):
             require_figures(space, broken, "published reference")
+
+
+def test_a_counter_is_needed_where_energy_is_measured_alone() -> None:
+    counting = DEVICE.model_copy(update={"energy_counter": "RAPL package"})
+    space = tiny_space(
+        devices=["local", "phone"],
+        runtimes=[
+            {"name": "fake", "quantisation": "q4_0", "devices": ["local"]},
+            {"name": "other", "quantisation": "q4_0", "devices": ["phone"]},
+        ],
+        budgets=[{"metric": "energy_mj_per_token", "max": "2x", "runtime": "fake", **CHAT}],
+    )
+    require_sensors(space, {"local": counting, "phone": DEVICE})
+    with pytest.raises(InvalidInput, match="energy_mj_per_token on local: box has no energy counter"):
+        require_sensors(space, {"local": DEVICE, "phone": counting})

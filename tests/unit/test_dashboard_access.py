@@ -219,6 +219,12 @@ def test_only_configured_proxies_name_users(lab: LiveLab) -> None:
     assert client(lab, peer="10.0.0.1").get("/studies", headers=named).status_code == 303
 
 
+def test_a_proxy_names_users_in_utf_8(lab: LiveLab) -> None:
+    rules = AccessRules(proxies=PROXIES.proxies, proxy_roles={"müller": Role.OPERATE})
+    sent = [(b"X-Forwarded-User", "müller".encode()), (b"Accept", b"text/html")]
+    assert "müller (operate)" in client(lab, rules, peer="10.0.0.1").get("/studies", headers=sent).text
+
+
 @pytest.mark.parametrize("names", [("boss", "guest"), ("guest", "boss"), ("boss", "boss"), ("", "boss")])
 def test_a_request_in_which_a_proxy_names_two_users_is_refused(lab: LiveLab, names: tuple[str, str]) -> None:
     sent = [("X-Forwarded-User", name) for name in names]

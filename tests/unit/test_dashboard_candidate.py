@@ -178,6 +178,22 @@ def test_stored_text_is_never_markup(bed: Bed, template: str) -> None:
     assert HOSTILE.lower() in document.text.lower()
 
 
+def test_names_keep_their_capitals(bed: Bed) -> None:
+    comparison = comparison_view(bed.store, snapshot(bed.store), [0, 1])
+    first = comparison.candidates[0]
+    command = first.commands[0].model_copy(update={"what": "measure on Pixel B"})
+    named = first.model_copy(update={"name": "one of Lab A", "commands": (command,)})
+    pages = {
+        template: Page(_templates.get_template(template).render(view=view, visitor=None, path="/", most=6)).text
+        for template, view in (
+            ("candidate.html", named),
+            ("compare.html", comparison.model_copy(update={"candidates": (named, named)})),
+        )
+    }
+    assert all("One of Lab A" in text for text in pages.values())
+    assert "Measure on Pixel B" in pages["candidate.html"]
+
+
 def test_every_class_of_the_pictures_that_takes_a_colour_has_one() -> None:
     styles = (DASHBOARD / "assets" / "plots.css").read_text()
     for number in range(15):

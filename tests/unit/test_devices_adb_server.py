@@ -145,6 +145,14 @@ def test_nobody_there_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) 
         AdbServer("X").open("exec:true")
 
 
+def test_a_host_that_can_be_no_name_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ADB_SERVER_SOCKET", "tcp:a..b:5037")
+    with pytest.raises(InfrastructureFailed, match=r"no adb server \(a\.\.b:5037: .*label"):
+        AdbServer("X").open("exec:true")
+    with pytest.raises(InfrastructureFailed, match=r"a\.\.b:5555: .*label"):
+        AdbWire("adb:a..b:5555", tmp_path).connect()
+
+
 @pytest.fixture
 def encrypting() -> Iterator[int]:
     """The port of a phone that answers every greeting with the wish for TLS."""

@@ -12,11 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
-from nas.core.plan import PlanFile
-from nas.core.wire import LeaseRequest, RegisterRequest
+from nas.core.plan import PlanFile, RoundResult
+from nas.core.wire import LeaseRequest, RegisterRequest, ResultRequest, on_the_way
 from nas.measure.devices.agent import client as download
-from nas.measure.devices.agent.client import Downloads, JobClient, NotAdmitted
+from nas.measure.devices.agent.client import Downloads, JobClient, NotAdmitted, Outbox, PendingResult
 from nas.measure.devices.files import ContentFolder
 from tests.support.fake_coordinator import FakeCoordinator
 
@@ -182,6 +183,16 @@ def test_who_wants_what_another_fetches_waits_for_it(
     assert coordinator.trouble == []
 
 
+def test_a_wait_for_the_transfer_of_another_that_takes_too_long_is_no_failure_of_a_device(
+    client: JobClient, folder: ContentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloads = Downloads(client, folder)
+    monkeypatch.setattr(download, "_TRANSFER_S", -1.0)
+    with locked(folder.root / "locks" / FILE.sha256[:2]), pytest.raises(InfrastructureFailed) as caught:
+        downloads.fetch(FILE)
+    assert on_the_way(str(caught.value))
+
+
 def test_a_transfer_that_takes_too_long_goes_on_with_the_next_try(
     client: JobClient, coordinator: FakeCoordinator, folder: ContentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,3 +229,20 @@ def test_a_remote_coordinator_cannot_name_local_files(
 def test_a_file_the_coordinator_lacks(client: JobClient, folder: ContentFolder) -> None:
     with pytest.raises(NasError, match="404"):
         Downloads(client, folder).fetch(PlanFile(sha256="0" * 64, size=1))
+
+
+def test_a_result_that_was_accepted_is_done_with_even_where_its_file_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        raise OSError("Read-only file system")
+
+    outbox = Outbox(tmp_path, "a")
+    request = ResultRequest(agent="a", device="d", epoch=1, result=RoundResult(pairs=[]))
+    pending = PendingResult(authority="fake", job="1", request=request)
+    outbox.put(pending)
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "unlink", refused)
+        outbox.drop(pending)
+    assert outbox.of("fake", "d") == []
+    assert "Read-only file system" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed
-from nas.measure.devices.files import ContentFolder
+from nas.measure.devices.files import BUNDLES, ContentFolder
 
 
 @pytest.fixture
@@ -49,6 +50,19 @@ def test_across_file_systems(folder: ContentFolder) -> None:
     assert folder.add(source, hashlib.sha256(b"Linux\n").hexdigest()).read_bytes() == b"Linux\n"
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS])
+def test_a_file_system_without_hard_links(
+    folder: ContentFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """FUSE says ENOSYS where a file system does not implement them, and an SD card of Android EACCES."""
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert add(folder, tmp_path, b"one").read_bytes() == b"one"
+
+
 def test_missing_source(folder: ContentFolder, tmp_path: Path) -> None:
     with pytest.raises(InfrastructureFailed, match="No such file"):
         folder.add(tmp_path / "nothing", "0" * 64)
@@ -61,6 +75,17 @@ def test_trim_removes_the_least_recently_used_and_keeps_the_named(folder: Conten
     folder.verify(paths[1].name)
     assert folder.trim(250, keep={paths[0].name}) == 200
     assert sorted(everything(folder)) == sorted([paths[0], paths[1]])
+
+
+def test_trim_keeps_the_bundles_that_were_used_last(folder: ContentFolder) -> None:
+    bundles = folder.root / "bundles"
+    for age in range(BUNDLES + 2):
+        (bundles / f"{age:02}").mkdir(parents=True)
+        (bundles / f"{age:02}" / "runner").write_bytes(b"runner")
+        os.utime(bundles / f"{age:02}", (age, age))
+    os.utime(bundles / "00")
+    folder.trim(1 << 30)
+    assert {path.name for path in bundles.iterdir()} == {"00", *(f"{age:02}" for age in range(3, BUNDLES + 2))}
 
 
 def test_trim_below_the_limit_removes_nothing(folder: ContentFolder, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from nas.core.device import show_cores
 from nas.core.errors import InvalidInput
 from nas.measure.devices.describe import PROPERTIES, boot_id, describe
 from nas.measure.devices.probes.readings import Unread
+from nas.measure.devices.transports.base import TEXT_LIMIT
 from nas.measure.devices.transports.local import LocalTransport
 from nas.testing.fake_reader import FakeReader
 
@@ -172,6 +173,22 @@ def test_a_server_with_more_cores_than_text_is_read() -> None:
     device = describe(laptop(**{"/sys/devices/system/cpu/online": "0-255\n"}))
     assert device.cores == 256
     assert sum(len(cluster.cores) for cluster in device.clusters) == 256
+
+
+@pytest.mark.parametrize(
+    "end", ["processor\t: 1", "processor\t: 100\n", "model name\t: AMD EP", "flags\t\t: ", "flags\t\t: fpu avx"]
+)
+def test_the_core_in_which_the_text_of_a_server_breaks_off_tells_nothing(end: str) -> None:
+    cores = "".join(
+        f"processor\t: {core}\nmodel name\t: AMD EPYC 9754\nflags\t\t: fpu avx {'x' * 500} avx2 fma\n\n"
+        for core in range(256)
+    )
+    text = cores[: cores.rindex(end, 0, TEXT_LIMIT - 1) + len(end)]
+    files = dict.fromkeys(("/sys/devices/cpu_core/cpus", "/sys/devices/cpu_atom/cpus"), "")
+    files |= {"/proc/cpuinfo": "\n".rjust(TEXT_LIMIT - len(text), "z") + text}
+    device = describe(laptop(**files, **{"/sys/devices/system/cpu/online": "0-255\n"}))
+    assert device.cpu_features == ("avx", "avx2", "fma")
+    assert [(cluster.cpu, len(cluster.cores)) for cluster in device.clusters] == [("AMD EPYC 9754", 256)]
 
 
 @pytest.mark.parametrize(

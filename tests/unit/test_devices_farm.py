@@ -11,6 +11,7 @@ import httpx
 import pytest
 from plugged_devices import A, B, Host, Phone
 
+from nas.core.errors import InvalidInput
 from nas.core.plan import RoundResult
 from nas.core.wire import ResultRequest
 from nas.measure.devices.agent import agent as agent_module
@@ -185,6 +186,30 @@ def test_a_list_that_cannot_be_read_leaves_things_as_they_are(host: Host, caplog
     assert host.serves("a", "b")()
 
 
+class Unreachable(dict[str, Phone]):
+    """Phones, and addresses to which no transport can be made."""
+
+    attempts = 0
+
+    def __missing__(self, address: str) -> Phone:
+        self.attempts += 1
+        if address.endswith("full"):
+            raise OSError("no space left")
+        raise InvalidInput("not an address")
+
+
+def test_addresses_that_cannot_be_used_are_reported_once_and_take_no_device_with_them(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.phones = phones = Unreachable(host.phones)
+    host.attached += [Attachment(address=f"ssh://u@{name}") for name in ("full", "odd")]
+    host.start()
+    until(host.serves("a", "b"))
+    until(lambda: phones.attempts >= 6)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == ["no space left", "not an address"]
+
+
 def test_a_device_that_the_coordinator_refuses_takes_none_with_it(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     answer = host.coordinator.handle
 
@@ -199,6 +224,15 @@ def test_a_device_that_the_coordinator_refuses_takes_none_with_it(host: Host, ca
     until(lambda: "served by agent 'other'" in caplog.text)
     host.offer(host.id("a"), "1")
     host.coordinator.wait_for(results=1)
+
+
+def test_a_device_beyond_those_that_an_agent_may_have_is_reported_and_takes_no_other_with_it(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nas.measure.devices.agent.registry.MOST_DEVICES", 1)
+    host.start()
+    until(lambda: "not served: an agent serves at most 1 devices" in caplog.text)
+    until(lambda: len(host.coordinator.serving()) == 1)
 
 
 def test_an_agent_without_a_device_says_that_it_is_there(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,17 @@ def test_yield_is_free_when_nobody_waits(tmp_path: Path) -> None:
         assert [hold.yield_if_wanted() for _ in range(100)] == [0.0] * 100
 
 
+def test_a_lock_in_use_does_not_look_old(tmp_path: Path) -> None:
+    """systemd-tmpfiles removes what is ten days old from /tmp: who opens the lock anew would not see its holders."""
+    lock = HostLock(tmp_path)
+    with lock.shared():
+        pass
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    with lock.exclusive(60):
+        assert all(path.stat().st_mtime > 0 for path in tmp_path.iterdir())
+
+
 def test_the_environment_says_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_LOCK", str(tmp_path / "shared"))
     assert host_lock_folder() == tmp_path / "shared"

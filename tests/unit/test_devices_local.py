@@ -11,7 +11,7 @@ import pytest
 from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, Unsupported
 from nas.measure.devices.transports import TRANSPORTS, supervise
-from nas.measure.devices.transports.base import Transport
+from nas.measure.devices.transports.base import Lease, Transport
 from nas.measure.devices.transports.local import LocalTransport
 from nas.testing.transport_contract import TransportContract, run
 
@@ -105,3 +105,19 @@ def test_a_damaged_bundle_is_found_and_repaired(local: LocalTransport, tmp_path:
     with pytest.raises(InfrastructureFailed, match="damaged"):
         local.bundle(files)
     assert Path(local.bundle(files), "runner").read_bytes() == b"#!/bin/sh\n"
+
+
+def test_a_bundle_that_is_used_counts_as_new(local: LocalTransport, tmp_path: Path) -> None:
+    source = tmp_path / "runner"
+    source.write_bytes(b"#!/bin/sh\n")
+    files = {"runner": sha256_of(source)}
+    local.push(source, files["runner"])
+    os.utime(local.bundle(files), (0, 0))
+    assert Path(local.bundle(files)).stat().st_mtime > 0
+
+
+def test_an_epoch_is_written_once_and_not_before_each_process(local: LocalTransport, tmp_path: Path) -> None:
+    local.claim(Lease("authority", 3))
+    recorded = (tmp_path / "cache" / "fences" / "authority").stat()
+    run(local, "exit 0")
+    assert (tmp_path / "cache" / "fences" / "authority").stat().st_ino == recorded.st_ino

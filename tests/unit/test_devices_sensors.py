@@ -243,6 +243,26 @@ def test_energy_of_memory_that_is_counted_apart() -> None:
     assert (conditions.energy.counter, conditions.energy.joules) == ("RAPL package + dram", pytest.approx(2.0))
 
 
+def two_dies(*microjoules: int) -> dict[str, str]:
+    """The counters of a processor of two dies."""
+    files: dict[str, str] = {}
+    for die, energy in enumerate(microjoules):
+        zone = f"{RAPL}/intel-rapl:{die}"
+        files |= {f"{zone}/name": f"package-0-die-{die}\n", f"{zone}/energy_uj": f"{energy}\n"}
+        files |= {f"{zone}/max_energy_range_uj": "65532610987\n"}
+    return files
+
+
+def test_dies_that_all_show_the_counter_of_the_package_are_counted_once() -> None:
+    """As those of AMD's processors do; Intel's have counters of their own."""
+    conditions = around(laptop(**two_dies(5_000_000, 5_000_400)), **two_dies(15_000_000, 15_000_700))
+    assert conditions.energy is not None
+    assert (conditions.energy.counter, conditions.energy.joules) == ("RAPL package", pytest.approx(10.0))
+    conditions = around(laptop(**two_dies(5_000_000, 905_000_000)), **two_dies(15_000_000, 925_000_000))
+    assert conditions.energy is not None
+    assert (conditions.energy.counter, conditions.energy.joules) == ("RAPL package-0-die", pytest.approx(30.0))
+
+
 def without_rapl(**changes: str | OSError) -> FakeReader:
     return laptop(**{f"{RAPL}/intel-rapl:0/energy_uj": DENIED}, **changes)
 

@@ -109,6 +109,24 @@ def test_a_full_device_loses_what_the_job_does_not_need(
         push("too much")
 
 
+def test_a_device_that_is_full_when_a_runner_is_put_together_loses_what_the_job_does_not_need(
+    device: ShellTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = tmp_path / "device" / "content"
+    files: dict[str, str] = {}
+    for number in range(2):
+        device.claim(Lease("authority", number))
+        path = tmp_path / f"{number}"
+        path.write_text(f"{number}")
+        files = {"runner": shell.sha256_of(path)}
+        device.push(path, files["runner"])
+    full = 'echo "cp: error writing: No space left on device"; exit 3'
+    bundle = f'[ "$(ls {content} | wc -l)" -lt 3 ] || {{ {full}; }}\n{scripts.BUNDLE}'
+    monkeypatch.setattr(scripts, "BUNDLE", bundle)
+    assert Path(device.bundle(files), "runner").read_text() == "1"
+    assert len(list(content.iterdir())) == 2  # with the supervisor
+
+
 @pytest.mark.parametrize("authority", ["", ".", "..", "../x", "a/b", "a b", "$(x)", "-", "x" * 65])
 def test_an_authority_has_a_plain_name(authority: str) -> None:
     with pytest.raises(InvalidInput):

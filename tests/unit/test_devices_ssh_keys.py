@@ -1,13 +1,17 @@
-"""Keys of machines over ssh: damaged files are named with what helps, and never replaced; lost connections."""
+"""Keys of ssh machines and of phones: damaged files are named with what helps, and never replaced; lost connections."""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import paramiko
 import pytest
+from adb_shell.auth.keygen import keygen
 
-from nas.measure.devices.transports import ssh
+from nas.measure.devices.transports import adb_device, ssh
+from nas.measure.devices.transports.adb_device import AdbKey
 from nas.measure.devices.transports.base import NotTrusted
 from nas.measure.devices.transports.ssh import SshAddress, SshWire, pin, pinned_fingerprints
 
@@ -76,3 +80,28 @@ def test_the_stream_of_a_lost_connection_is_closed_without_an_error(
 
     monkeypatch.setattr(paramiko.Channel, "close", close)
     ssh._ChannelStream(paramiko.Channel(0), "box").close()
+
+
+@pytest.mark.parametrize("content", [b"", b"no key", b"\xff\xfe\x00"])
+def test_a_damaged_key_for_phones_is_named_with_what_helps(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "adb").write_bytes(content)
+    with pytest.raises(NotTrusted, match=r"adb is no RSA key without a passphrase.*; remove it and adb\.pub"):
+        AdbKey.load(tmp_path / "adb")
+    assert (tmp_path / "adb").read_bytes() == content
+
+
+def test_two_that_make_the_key_for_phones_at_once_have_the_same_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def slowly(path: str) -> None:
+        calls.append(path)
+        time.sleep(0.2)
+        keygen(path)
+
+    monkeypatch.setattr(adb_device, "keygen", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        keys = list(threads.map(lambda _: AdbKey.load(tmp_path / "adb"), range(2)))
+    assert len(calls) == 1
+    assert keys[0].public() == keys[1].public()

@@ -81,3 +81,18 @@ def test_the_composition_refers_to_what_is_there() -> None:
         assert set(service["networks"]) <= set(compose["networks"])
         assert set(service.get("secrets", ())) <= set(compose["secrets"])
         assert not service.get("privileged")
+
+
+def test_the_recipe_for_android_copies_what_its_runner_includes() -> None:
+    recipe = (ROOT / "docker" / "android" / "Dockerfile").read_text()
+    copies = re.findall(r"^COPY (runtimes/\S+) (\S+)$", recipe, re.MULTILINE)
+    sources = [(source, Path(target)) for name, target in copies for source in (ROOT / name, *(ROOT / name).glob("*"))]
+    files = {target / source.name: source for source, target in sources if source.suffix in (".cpp", ".h")}
+    includes = [
+        (path, name)
+        for path, source in files.items()
+        for name in re.findall(r'^#include "(.+)"$', source.read_text(), re.MULTILINE)
+    ]
+    assert includes
+    for path, name in includes:
+        assert (path.parent / name).resolve() in files, (path, name)

@@ -75,6 +75,14 @@ def test_drift_alerts_at_the_limits_of_a_calibration() -> None:
     assert f"> {SLOWER_LIMIT} " in rule["expr"] and rule["expr"].endswith(f"< -{FASTER_LIMIT}")
 
 
+def test_refused_results_are_compared_with_all_results() -> None:
+    """Series are compared with those of the same labels, so the verdict has to be summed away."""
+    (rule,) = [rule for rule in RULES if rule["alert"] == "HilnasResultsRefused"]
+    refused, results = rule["expr"].split(" > 0.1 * ")
+    assert refused == 'sum by (instance) (rate(hilnas_results_total{verdict="refused"}[15m]))'
+    assert results == refused.replace('{verdict="refused"}', "")
+
+
 def test_rules_and_panels_are_whole() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:

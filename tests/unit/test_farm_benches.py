@@ -14,7 +14,7 @@ from study_support import DEVICE, ScriptedJobs, raw, reference_times, sample
 from nas.core.device import Cluster
 from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, UnknownName, Unsupported
 from nas.core.measurement import ReferenceTimes
-from nas.core.plan import Pair, Plan, RawRun, RoundResult, Runner
+from nas.core.plan import Pair, Plan, RawRun, Round, RoundResult, Runner
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.workload import Workload
 from nas.infra.store import agents, artifacts, calibrations, devices, results
@@ -96,6 +96,18 @@ def test_a_new_device_is_calibrated_and_then_only_checked(lab: Lab) -> None:
     assert devices.get(lab.store, DEVICE.id).health is Health.GOOD
     assert lab.target(runs(*[raw(sample(10.2, 1.02))] * 3)).shortest.calibration == reference_times()
     assert lab.repetitions() == [3]
+
+
+def test_a_device_that_a_person_takes_out_while_it_is_calibrated_stays_out(lab: Lab) -> None:
+    class Meanwhile(ScriptedJobs):
+        async def run(self, key: str, number: int, device: str, round_: Round, trial: int | None = None) -> RoundResult:
+            devices.set_health(lab.store, device, Health.MAINTENANCE, "a new battery")
+            return await super().run(key, number, device, round_, trial)
+
+    lab.jobs = Meanwhile([*TEN])
+    asyncio.run(lab.calibrator().target(DEVICE.id, FAKE))
+    row = devices.get(lab.store, DEVICE.id)
+    assert (row.health, row.health_reason) == (Health.MAINTENANCE, "a new battery")
 
 
 def test_what_stands_beside_measurements_is_kept_under_the_calibration(lab: Lab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from store_support import StillClock, device, open_store
 from nas.core.errors import InvalidInput
 from nas.infra.store import agents, devices, jobs
 from nas.infra.store.store import Store
-from nas.measure.farm.farm import require_own_name
+from nas.measure.farm.farm import open_farm, require_own_name
 
 
 @dataclass
@@ -57,3 +58,17 @@ def test_another_launch_of_the_same_machine_and_a_new_one_do_not_wait(
 ) -> None:
     require_own_name(store, agent, boot)
     assert clock.time == 1000.0
+
+
+@pytest.mark.usefixtures("home")
+def test_a_refusal_leaves_no_folder_behind(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(store: Store, agent: str, boot: str) -> None:
+        raise InvalidInput("a copy of another machine")
+
+    monkeypatch.setattr("nas.measure.farm.farm.require_own_name", refuse)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with pytest.raises(InvalidInput, match="a copy"), open_farm(store):
+        pass
+    assert list(temporary.iterdir()) == []

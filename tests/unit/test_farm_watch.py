@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from store_support import StillClock, add_device, device, key, open_store, put, round_of, take
+from store_support import StillClock, add_device, device, key, open_store, put, round_of, state, take
 
-from nas.infra.store import agents, devices, jobs
+from nas.infra.store import agents, devices, jobs, outcomes
 from nas.infra.store.devices import LIMITS
 from nas.infra.store.rows import DeviceState, Health, JobKind, JobState
 from nas.infra.store.store import Store
@@ -93,6 +94,26 @@ def test_leases_that_ran_out_are_taken_back(store: Store, clock: StillClock) -> 
     assert (states()["nuc"], states()["phone"]) == (JobState.LEASED, JobState.LEASED)
     with LeaseMonitor(store, JobNotifier(), agent=None):
         until(lambda: set(states().values()) == {JobState.QUEUED})
+
+
+def test_a_row_that_cannot_be_understood_does_not_end_the_thread(
+    store: Store, clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_device(store)
+    put(store)
+    leased = take(store)
+    clock.time += jobs.LEASE_S + 1
+    troubles = [TypeError("an unexpected keyword argument 'zone'"), KeyError("until"), ValueError("no state")]
+
+    def expire(store: Store, *, agent: str | None) -> list[str]:
+        if troubles:
+            raise troubles.pop()
+        return outcomes.expire(store, agent=agent)
+
+    monkeypatch.setattr("nas.measure.farm.queue.outcomes", Namespace(expire=expire))
+    with LeaseMonitor(store, JobNotifier(), agent=None):
+        until(lambda: state(store, leased) is JobState.QUEUED)
+    assert troubles == []
 
 
 def test_an_idle_device_that_polls_is_seen_well_before_it_counts_as_offline(store: Store, clock: StillClock) -> None:

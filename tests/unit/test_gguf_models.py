@@ -21,12 +21,12 @@ from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, NasError, Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint
-from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
+from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, StoredTensor
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
 from nas.train.adapt.checkpoints import import_model, read_model
-from nas.train.adapt.gguf_model import _ARCHITECTURES
+from nas.train.adapt.gguf_model import _ARCHITECTURES, GgufModel
 from nas.train.release.found_tokenizer import beside, found_tokenizer
 from nas.train.release.gguf_tokenizer import tokenizer_of_gguf
 from nas.train.release.model_tokenizer import read_model_tokenizer
@@ -192,6 +192,23 @@ def test_what_is_not_read_is_named(change: Callable[[gguf.GGUFWriter], None], pr
     done = nas("import", str(tmp_path / "m.gguf"), "-o", str(tmp_path / "out.safetensors"))
     assert done.code == 3 and problem in done.err, done.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys"),
+    [
+        ("llama", {"embedding_length": "64"}),
+        ("lfm2", {}),
+        ("granitehybrid", {"attention.head_count_kv": [], "ssm.inner_size": 128}),
+    ],
+)
+def test_keys_of_the_wrong_kind_are_refused(arch: str, keys: dict[str, Any]) -> None:
+    usual = {"block_count": 2, "embedding_length": 64, "attention.head_count": 4}
+    fields = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in (usual | keys).items()}
+    path = Path("m.gguf")
+    tensors = {"token_embd.weight": StoredTensor(path, 0, (300, 64), 0, 0)}
+    with pytest.raises(InvalidInput, match=r"m\.gguf: has keys of the wrong kind"):
+        GgufModel(GgufFile((path,), fields, tensors))
 
 
 def test_other_architectures_are_refused(tmp_path: Path) -> None:

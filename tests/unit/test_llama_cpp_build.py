@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import runpy
 import shutil
 import sys
 import tarfile
@@ -170,6 +171,19 @@ def test_archive_is_unpacked_by_a_python_without_filters(tmp_path: Path, monkeyp
     monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     assert (source.unpack(path, tmp_path / "out") / "src" / "x.c").read_bytes() == b"x"
+
+
+def test_the_recipe_for_android_compiles_a_runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    steps: list[list[str]] = []
+    monkeypatch.setattr(building, "unpacked_source", lambda spec, work, log: work)
+    monkeypatch.setattr(building, "compile_library", lambda tree, out, *_: out)
+    monkeypatch.setattr(building, "run_step", lambda argv, *_: steps.append(argv))
+    monkeypatch.setenv("ANDROID_NDK", str(tmp_path / "ndk"))
+    recipe = Path(__file__).resolve().parents[2] / "docker" / "android" / "llama_cpp" / "make.py"
+    runpy.run_path(str(recipe))["main"](tmp_path / "out")
+    compilers = [Path(argv[0]).name for argv in steps]
+    assert compilers == ["aarch64-linux-android28-clang", "aarch64-linux-android28-clang++"]
+    assert str(tmp_path / "out" / "runner") in steps[-1]
 
 
 def test_deadline_kills_the_whole_group() -> None:

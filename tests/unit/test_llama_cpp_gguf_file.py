@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from nas.core.errors import InvalidInput
+from nas.core.errors import InvalidInput, Unsupported
 from nas.measure.runtimes.llama_cpp import binding
 from nas.measure.runtimes.llama_cpp.gguf_file import Header, read_header
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
@@ -70,3 +70,11 @@ def test_bits_that_are_no_number_are_a_failure(tmp_path: Path, monkeypatch: pyte
     build: object = None
     with pytest.raises(Exception, match=r"a\.gguf: its logits of the text hold NaN or infinity"):
         binding.bits_per_byte(build, tmp_path / "a.gguf", ["text"], 1)  # type: ignore[arg-type]
+
+
+def test_a_text_that_is_too_short_is_no_failure_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.gguf", "llama", lambda writer: writer.add_tokenizer_model("gpt2"))
+    monkeypatch.setattr(binding, "run_command", lambda *_, **__: None)
+    build: object = None
+    with pytest.raises(Unsupported, match="the text is too short"):
+        binding.bits_per_byte(build, tmp_path / "a.gguf", ["a"], 1)  # type: ignore[arg-type]

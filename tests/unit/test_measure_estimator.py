@@ -65,9 +65,10 @@ def test_one_thread_is_timed_by_its_processor_time() -> None:
         (2, [on_cpu(10.0, 1.0)] * 2),
         (1, [on_cpu(10.0, 1.0), sample(30.0, 3.0)]),
         (1, [on_cpu(10.0, 1.0), sample(30.0, 3.0, prefill_cpu_ms=0.0, decode_cpu_ns=[1] * 16)]),
+        (1, [on_cpu(10.0, 1.0).model_copy(update={"prefill_ns": [30_000_000] * 2, "prefill_cpu_ns": [0, 10_000_000]})]),
         (1, [on_cpu(10.0, 1.0).model_copy(update={"info": {"gpu": GPU}})] * 2),
     ],
-    ids=["two threads", "one run does not report it", "a clock that stands still", "a GPU computes"],
+    ids=["two threads", "one run does not report it", "a clock that stands still", "a coarse clock", "a GPU computes"],
 )
 def test_anything_else_is_timed_by_the_wall(threads: int, samples: list[Sample]) -> None:
     assert clock_of(samples, threads) == "wall"

@@ -237,6 +237,19 @@ def test_a_device_for_which_nothing_was_built_says_so(lab: Lab, monkeypatch: pyt
     assert jobs.live(lab.store) == []
 
 
+def test_a_check_with_a_runtime_that_is_not_installed_any_more_ends_and_holds_up_no_other_device(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.look()
+    lab.run(*[CALM] * 10)
+    other = DEVICE.model_copy(update={"id": "other-box"})
+    devices.register(lab.store, "local", [DEVICE, other], boot_id="boot")
+    install(monkeypatch, other=FakeRuntime(lab.folder / "other", name="other"))
+    lab.look()
+    assert (lab.device().health_reason or "").startswith("it cannot be checked: unknown runtime 'fake'")
+    assert [job.device for job in jobs.live(lab.store)] == [other.id]
+
+
 def test_many_devices_are_checked_a_few_at_a_time_and_builds_are_looked_through_once_for_their_kind(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

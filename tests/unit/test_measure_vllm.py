@@ -80,6 +80,11 @@ def test_events_without_counts() -> None:
     assert row["throughput_tps"]["value"]
 
 
+@pytest.mark.parametrize("status", [502, 504])
+def test_waits_behind_a_proxy_while_the_server_loads(status: int) -> None:
+    assert ask(Behaviour(loads=1, loading=status), "--batch", "1").code == 0
+
+
 def test_waits_while_the_server_loads() -> None:
     with stand_in(Behaviour(loads=2)) as (url, state):
         assert nas("vllm", url, *SHORT, "--batch", "1").code == 0

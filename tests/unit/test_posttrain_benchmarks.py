@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,14 @@ def test_numbers_are_extracted_in_the_order_of_the_patterns(text: str, expected:
 )
 def test_letters_are_extracted(text: str, expected: str) -> None:
     assert letter(text) == expected
+
+
+def test_answers_that_repeat_themselves_are_read_at_once() -> None:
+    start = time.process_time()
+    assert letter("The answer is" + "\n" * 1000 + "x") == ""
+    assert number("The answer is " + "1" * 10_000 + "x") == "1" * 10_000
+    assert not same("1" * 10_000 + "x", "1")
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

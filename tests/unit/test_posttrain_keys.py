@@ -64,6 +64,7 @@ def test_keys_of_post_trainings_count_every_input(member: MemberToTrain, monkeyp
         PreferRequest(settings=PreferSettings(pairs=("pairs.jsonl",), evaluate=("other.jsonl",))),
         PreferRequest(settings=PreferSettings(questions=("chat.jsonl",), judge="exact")),
         PreferRequest(settings=PreferSettings(questions=("chat.jsonl",), judge="contains")),
+        PreferRequest(settings=PreferSettings(questions=("chat.jsonl",), judge_command=("python", "-c", "#" * 300))),
     ]
     keys = [planned(member, request) for request in requests]
     assert keys == [planned(member, request) for request in requests]

@@ -100,6 +100,7 @@ def test_stages_have_names_and_may_start_from_any_earlier_one(member: Path) -> N
     for name, tensor in merged.items():
         expected = base_[name] + 0.5 * (one_[name] - base_[name]) + 0.25 * (two_[name] - base_[name])
         torch.testing.assert_close(tensor, expected)
+    assert run(member, merge).checkpoint == last.checkpoint, "names of an earlier recipe are known"
     renamed = run(member, text(4 * 256), {**one, "name": "uno"}, two, {**merge, "models": ["uno", "two"]})
     assert renamed.checkpoint == last.checkpoint and renamed.before[1].name == "uno", "names change no key"
 
@@ -115,7 +116,9 @@ def test_weights_of_shards_are_merged(member: Path) -> None:
     index = {name: file for file, part in files.items() for name in part}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     merge: dict[str, Any] = {"kind": "merge", "models": ["sft", "shards"]}
+    (state := weights(training).with_name("checkpoint.safetensors")).write_bytes(b"of a run that was killed")
     merged = load_file(weights(last := run(member, text(4 * 256), SFT, merge)))
+    assert not state.exists()
     for name, tensor in load_file(weights(training)).items():
         torch.testing.assert_close(merged[name], 1.5 * tensor)
     (folder / "b.safetensors").rename(folder / "c.safetensors")

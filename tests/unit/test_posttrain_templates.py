@@ -260,6 +260,7 @@ FORMS_OF: dict[str, tuple[Any, list[tuple[str, str | None]]]] = {
                   [("developer", "Be brief"), ("user", "What is 2 + 3?"), ("assistant", "5")]),
     "empty system": ({"messages": [{"role": "system", "content": ""}, *PLAIN]},
                      [("system", ""), ("user", "What is 2 + 3?"), ("assistant", "5")]),
+    "empty tools": ({"conversations": PLAIN, "tools": " "}, [("user", "What is 2 + 3?"), ("assistant", "5")]),
     "null columns": ({"messages": [message | {"tool_calls": None, "name": None} for message in PLAIN], "tools": None,
                       "task": None}, [("user", "What is 2 + 3?"), ("assistant", "5")]),
     "openai calls": (
@@ -293,6 +294,7 @@ def test_public_forms_of_preferences_are_read(tmp_path: Path) -> None:
         {"prompt": PLAIN[:1], "chosen": [J5], "rejected": [no]},
         {"chosen": PLAIN, "rejected": [PLAIN[0], no]},
         {"messages": PLAIN[:1], "chosen": "5", "rejected": "no"},
+        {"prompt": "What is 2 + 3?", "messages": PLAIN, "chosen": PLAIN, "rejected": [PLAIN[0], no]},
     ):
         (line,) = written(tmp_path, record, kind=Preference)
         assert line.messages == (Message(role="user", content="What is 2 + 3?"),)

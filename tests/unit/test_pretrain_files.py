@@ -103,6 +103,15 @@ def test_a_tokenizer_that_llama_cpp_would_split_otherwise_is_refused_before_the_
         train()
 
 
+def test_more_workers_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr(member_training, "run_workers", never)
+    settings = SETTINGS.model_copy(update={"tokens": 4 * 256})
+    request = PretrainingRequest((tmp_path / "corpus",), settings, tokenizer=tmp_path / "tokenizer.json", workers=2)
+    with pytest.raises(InvalidInput, match="--workers: 2 workers need as many GPUs; this machine has 1"):
+        train_member("tiny", "1M", request, lambda line: None)
+
+
 def test_a_tokenizer_that_was_changed_meanwhile_is_refused(
     tmp_path: Path, member: Path, train: Callable[..., MemberTraining], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +186,7 @@ def test_nothing_is_left_of_killed_writes_and_of_what_a_training_needed(
 ) -> None:
     folder = member / "training" / train().config["key"][:12]
     (member / TRAINING).unlink()
-    for name in (f".{CHECKPOINT}.k1ll3d", f".{WEIGHTS}.k1ll3d", START):
+    for name in (f".{CHECKPOINT}.k1ll3d", f".{START}.k1ll3d", f".{WEIGHTS}.k1ll3d", START):
         (folder / name).write_bytes(b"half")
     train()
     assert {path.name for path in folder.iterdir()} == {WEIGHTS, "outcome.json"}

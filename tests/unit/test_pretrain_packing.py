@@ -7,13 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from pretrain_lab import write_corpus, write_tokenizer
+from pretrain_lab import LAYOUT, SETTINGS, alone, write_corpus, write_tokenizer
 from tokenizers import Tokenizer, normalizers
 
 from nas.core.errors import InvalidInput, UnknownName
+from nas.model.nn.model import Model
 from nas.model.text.documents import read_sources
 from nas.train.pretrain.data import MIN_HELD_OUT, Tokens, Vocabulary, cut_for_fim, tokenise
-from nas.train.pretrain.next_token import Packed, bits_of, held_out_windows, window_nats
+from nas.train.pretrain.member_training import MemberToTrain
+from nas.train.pretrain.next_token import Packed, PretrainingRequest, bits_of, held_out_windows, window_nats
 from nas.train.pretrain.recipe import Fim
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -134,6 +136,9 @@ def test_a_path_within_another_has_its_share_held_out_there(tmp_path: Path, toke
     corpora = [tokenise(source, vocabulary, None, 0, 1 << 20) for source in (outer, books, file)]
     assert [len(tokens.train) > 0 for tokens in corpora] == [True, True, False]
     assert [tokens.held_out_bytes >= MIN_HELD_OUT for tokens in corpora] == [True, False, True]
+    request = PretrainingRequest((whole / "books",), SETTINGS, alongside=(whole, whole / "books"))
+    plan = request.plan(MemberToTrain(tmp_path, LAYOUT, tokenizer, ()), lambda line: None)
+    assert plan.scores(Model(LAYOUT, 0).eval(), alone()) == {}, "nothing of it is held out"
 
 
 def test_long_and_many_texts_are_encoded_a_limited_amount_at_a_time(

@@ -134,7 +134,6 @@ def test_losses_are_per_label_or_per_byte_and_ignored_labels_do_not_count() -> N
 
 
 def test_parts_are_told_from_groups_by_name() -> None:
-    assert is_part("lm/code.recall")
-    assert is_part("lm/a.txt.late")
-    assert not is_part("lm/a.txt")
-    assert not is_part("task/x.recall")
+    parts = {"lm/code.recall", "lm/a.txt.late", "lm/docs/*.rest.rest"}
+    groups = parts | {"lm/code", "lm/a.txt", "lm/docs/*.rest", "lm/alone.late", "task/x", "task/x.recall"}
+    assert {group for group in groups if is_part(group, groups)} == parts

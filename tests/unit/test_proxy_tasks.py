@@ -214,6 +214,8 @@ def test_word_problem_multiplies_in_a_group(points: int, even: bool, elements: i
         ("automata", {"branches": 12}, "branches"),
         ("knowledge", {"facts": 100}, "multiple of values"),
         ("knowledge", {"length": 127}, "multiple of 4"),
+        ("knowledge", {"length": 0}, "multiple of 4"),
+        ("knowledge", {"length": -4}, "multiple of 4"),
         ("wordproblem", {"points": 6}, "2 to 5"),
         ("wordproblem", {"points": 2, "even": True}, "2 to 5"),
     ],
@@ -221,6 +223,11 @@ def test_word_problem_multiplies_in_a_group(points: int, even: bool, elements: i
 def test_settings_that_cannot_stand_are_refused(name: str, settings: dict[str, float], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         make_task(name, settings)
+
+
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    inputs, _ = make_task("mqar", {"pairs": 2.0, "length": 12.0}).batch(np.random.default_rng(0), 3)
+    assert inputs.shape == (3, 12)
 
 
 def test_an_unknown_setting_offers_the_nearest() -> None:

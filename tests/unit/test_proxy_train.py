@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nas.core.errors import CandidateFailed
+from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.model.nn.conv import GatedShortConv
 from nas.model.nn.fit import TrainingState, Worker, move_average, thinned
@@ -239,6 +239,26 @@ def test_batches_are_common_to_all_layouts_and_differ_by_step_and_seed(corpus: C
         assert torch.equal(data.batch(step)[0], wide_data.batch(step)[0])
     assert not torch.equal(data.batch(0)[0], data.batch(1)[0])
     assert not torch.equal(data.batch(0)[0], open_data(lm_job(corpus, seed=1)).batch(0)[0])
+
+
+def test_a_domain_that_is_shorter_than_a_sequence_is_named(corpus: CorpusRef) -> None:
+    with pytest.raises(InvalidInput, match=r"sequences of 131,072: a\.txt, b\.txt"):
+        open_data(lm_job(corpus, run=LmRun(corpus=corpus, length=1 << 17, eval_bytes=256)))
+
+
+def test_scores_that_are_not_finite_are_the_candidates_fault(
+    corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No JSON holds them: a result with one would end the study."""
+    original = train_module.score_groups
+
+    def broken(*options: Any) -> dict[str, Any]:
+        return {name: (score._replace(loss=math.nan), chance) for name, (score, chance) in original(*options).items()}
+
+    monkeypatch.setattr(train_module, "score_groups", broken)
+    with pytest.raises(CandidateFailed, match="not finite") as caught:
+        run(lm_job(corpus), tmp_path)
+    assert caught.value.reason == "not_finite"
 
 
 def test_training_windows_never_reach_the_held_out_part(tmp_path: Path, home: Path) -> None:

@@ -15,6 +15,7 @@ from cli_runner import nas
 from pydantic import ValidationError
 from study_support import TINY, bed_of, lm_job, tiny_space
 
+from nas.cli.space import plan_fields
 from nas.core.errors import UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.quality_config import Rounding
@@ -41,6 +42,7 @@ from nas.search.proxy.train import train
 from nas.search.spaces.identity import space_difference, space_json, space_yaml
 from nas.search.spaces.loader import parse_space
 from nas.search.study.check import support_filter
+from nas.search.study.estimate import estimate
 from nas.search.study.proposals import replay
 from nas.serve.views.candidate import candidate_views
 from nas.testing.fake_runtime import FakeRuntime
@@ -136,6 +138,17 @@ def test_a_space_keeps_its_list_and_one_without_is_as_ever() -> None:
     (difference,) = space_difference(tiny_space(), space)
     assert difference.startswith("runtimes: ") and '"choices": ["q4_0", "q8_0"]' in difference.partition("->")[2]
     assert space.runtimes[0].title == "fake q4_0|q8_0" and space.labels("fake q4_0|q8_0") == ["fake"]
+
+
+def test_a_list_has_each_layout_in_each_quantisation() -> None:
+    chosen = chosen_space(budgets=[], protocol={**TINY["protocol"], "remeasure": None})
+    listed = chosen.listing(Layout.parse(f"d128 v256 ffn=swiglu:{width} [C3 A2/1 C3]") for width in (256, 384))
+    screens = [
+        {part.name: part.seconds.typical for part in estimate(None, space, trials, {}, 1).parts}["screen"]
+        for space, trials in ((listed, 40), (chosen, 4))
+    ]
+    assert screens[0] == pytest.approx(screens[1])
+    assert dict(plan_fields(listed, 40))["screen"].startswith("4 + 2 references")
 
 
 def test_one_training_scores_all_choices_of_an_architecture() -> None:

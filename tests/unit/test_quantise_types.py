@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from nas.core.errors import InvalidInput
+from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.limit import Limit
 from nas.core.measurement import Figure
 from nas.core.workload import Workload
@@ -40,7 +40,7 @@ class GivenCosts(Quantiser):
     def _losses(self, base_kl: float) -> dict[tuple[Slot, str], float]:
         return {(slot, kind): loss for slot in SLOTS for kind, loss in LOSSES.items()}
 
-    def _type_figures(self) -> dict[str, Mapping[str, float]]:
+    def _type_figures(self, losses: Mapping[tuple[Slot, str], float]) -> dict[str, Mapping[str, float]]:
         return {kind: {"decode_p50": time} for kind, time in TIMES.items()}
 
     def _write(self, types: Mapping[Slot, str], path: Path) -> None:
@@ -61,9 +61,36 @@ class GivenCosts(Quantiser):
         return self._folder
 
 
+class FailsInOnePlace(GivenCosts):
+    """Figures of types are measured; llama.cpp makes no Q4_0 of ffn_up, and so no file of the mixture."""
+
+    def _losses(self, base_kl: float) -> dict[tuple[Slot, str], float]:
+        losses = super()._losses(base_kl)
+        del losses[Slot("ffn_up", 0), "q4_0"]
+        return losses
+
+    def _type_figures(self, losses: Mapping[tuple[Slot, str], float]) -> dict[str, Mapping[str, float]]:
+        return Quantiser._type_figures(self, losses)
+
+    def _write(self, types: Mapping[Slot, str], path: Path) -> None:
+        if types.get(Slot("ffn_up", 0)) == "q4_0":
+            raise CandidateFailed("crash", "quantized data validation failed")
+        super()._write(types, path)
+
+    def _measured(self, files: Sequence[Path]) -> Any:
+        times = [TIMES.get(file.stem, 8.0) for file in files]
+        return [{"decode_p50": Figure(value=ms, low=ms, high=ms, n=5, log_sd=0.01, unit="ms")} for ms in times]
+
+    def mixture(self, name: str, *, importance: bool = True) -> Score:
+        if name == "q4_0":
+            raise CandidateFailed("crash", "quantized data validation failed")
+        return super().mixture(name)
+
+
 def chosen(
     folder: Path,
     *budgets: str,
+    of: type[GivenCosts] = GivenCosts,
     kinds: Sequence[str] = tuple(TIMES),
     log: Callable[[Any], None] = print,
     kl: float | None = None,
@@ -87,7 +114,7 @@ def chosen(
         repetitions=1,
         threads=1,
     )
-    quantiser = GivenCosts(request, cast(Any, None), folder, log)
+    quantiser = of(request, cast(Any, None), folder, log)
     quantiser.whole = whole or {}
     return quantiser.choose(folder / "out.gguf")
 
@@ -124,6 +151,14 @@ def test_types_are_chosen_again_by_text_and_runs_that_are_not_reported(tmp_path:
     assert result.score.kl[0] == 0.5 and not result.keeps_all
     times = {"decode_p50": [10.0, 6.0, 6.5]}
     assert chosen(tmp_path, "decode_p50<=9ms", whole=times).figures["decode_p50"].value == 6.5
+
+
+def test_a_type_that_fails_in_one_place_is_taken_in_others(tmp_path: Path) -> None:
+    lines: list[Any] = []
+    result = chosen(tmp_path, "decode_p50<=9ms", of=FailsInOnePlace, log=lines.append)
+    assert {slot.role: kind for slot, kind in result.types.items()} == {"attn_q": "q4_0", "ffn_up": "q8_0"}
+    assert [score.name for score in result.beside] == ["q8_0", "q4_k_m"]
+    assert "q4_0 is left out: quantized data validation failed" in lines
 
 
 def test_types_are_chosen_four_times_at_most(tmp_path: Path) -> None:

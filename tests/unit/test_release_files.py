@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from nas.core.canonical import sha256_of
-from nas.core.errors import InvalidInput, UnknownName
+from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.family import MeasuredModel, MemberFiles, RecordedFigure, read_record
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import RandomWeights
@@ -112,6 +112,20 @@ def test_a_layout_that_a_runtime_cannot_carry_has_no_file_for_it(tmp_path: Path)
     record, _ = write(tmp_path / "m", Layout.parse("d64 v300 ffn=swiglu:96 [A2/1&W2/1@8 A2/1]"))
     assert record.loads["llama.cpp"].startswith("none: ")
     assert not any(file.kind == "gguf" for file in record.files)
+
+
+def test_a_block_without_code_for_transformers_is_refused_unless_the_folder_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(kinds: object) -> None:
+        raise Unsupported("it imports numpy")
+
+    monkeypatch.setattr("nas.train.release.huggingface.bundle", refuse)
+    with pytest.raises(Unsupported, match="it imports numpy"):
+        write(tmp_path / "m", CUSTOM)
+    record, _ = write(tmp_path / "m", CUSTOM, FileOptions(transformers=False, gguf=()))
+    assert record.loads["transformers"] == "none: it imports numpy"
+    assert [file.kind for file in record.files] == ["card"]
 
 
 def test_a_second_run_writes_nothing(tmp_path: Path) -> None:

@@ -170,3 +170,15 @@ def test_the_command_writes_a_tokenizer(corpus: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "300 tokens, including 14 special tokens" in done.output
     assert len(read_tokenizer(out).tokens) == 300
+
+
+def test_the_command_overwrites_no_text_that_it_reads(corpus: Path) -> None:
+    app = typer.Typer()
+    app.command()(command)
+    for entry, output in ((corpus, corpus / "more" / "b.txt"), (corpus / "*.txt", corpus / "a.txt")):
+        text = output.read_bytes()
+        done = CliRunner().invoke(app, ["--vocab", "300", "--corpus", str(entry), "-o", str(output)])
+        assert "is a file that this command reads" in str(done.exception) and output.read_bytes() == text
+    for _ in range(2):  # what is beside the text is not read
+        done = CliRunner().invoke(app, ["--vocab", "300", "--corpus", str(corpus), "-o", str(corpus / "t.json")])
+        assert done.exit_code == 0, done.output

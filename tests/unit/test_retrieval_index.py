@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,16 @@ def test_damaged_indexes_and_other_models_are_refused(tmp_path: Path) -> None:
         (tmp_path / "other" / "index.json").write_bytes(content)
         with pytest.raises(InvalidInput, match=problem):
             build_index(tmp_path / "model", [tmp_path / "documents.jsonl"], tmp_path / "other", lambda line: None)
+
+
+def test_a_compressed_file_that_is_named_without_its_ending_is_part_of_the_key(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    packed = tmp_path / "documents.jsonl.gz"
+    packed.write_bytes(gzip.compress(b'{"id": "a", "text": "a cat"}\n'))
+    build(tmp_path)
+    packed.write_bytes(gzip.compress(b'{"id": "a", "text": "a dog"}\n'))
+    with pytest.raises(InvalidInput, match="other documents"):
+        build(tmp_path)
 
 
 def test_ids_of_two_sources_are_apart(tmp_path: Path) -> None:

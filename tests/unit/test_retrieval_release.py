@@ -70,6 +70,20 @@ def test_settings_that_are_not_computed_are_refused(tmp_path: Path, settings: di
         open_retriever(tmp_path / "model")
 
 
+def test_projections_that_are_not_computed_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_model(folder)
+    path = folder / "1_Dense" / "config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"use_residual": True}))
+    with pytest.raises(InvalidInput, match="residual connection"):
+        open_retriever(folder)
+    path.write_text(json.dumps(content))
+    (folder / "2_Dense").mkdir()
+    with pytest.raises(InvalidInput, match="1_Dense, 2_Dense"):
+        open_retriever(folder)
+
+
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_model(folder)

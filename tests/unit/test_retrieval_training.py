@@ -111,6 +111,7 @@ def test_training_finds_the_documents(tmp_path: Path, home: Path, data: list[dic
     assert train(tmp_path, data, log=lines.append) == record and lines == [
         f"{tmp_path / 'out'} is trained with these settings already"
     ]
+    assert train(tmp_path, data, log=lambda line: shutil.rmtree(tmp_path / "out" / "training")) == record
 
 
 def test_a_killed_training_ends_with_the_same_weights(
@@ -126,10 +127,11 @@ def test_a_killed_training_ends_with_the_same_weights(
             train(tmp_path, PAIRS, checkpoint_s=0)
     with pytest.raises(InvalidInput, match="another training"):
         train(tmp_path, PAIRS[:30])
+    (partial := tmp_path / "out" / "model.safetensors.k1ll3d.partial").write_bytes(b"half")
     lines: list[str] = []
     resumed = train(tmp_path, PAIRS, log=lines.append)
     assert "training out from step 5 to 16" in lines
-    assert resumed.weights == whole.weights
+    assert resumed.weights == whole.weights and not partial.exists()
     (tmp_path / "out" / "model.safetensors").unlink()
     with pytest.raises(InvalidInput, match="is missing, or not what the training wrote"):
         train(tmp_path, PAIRS)

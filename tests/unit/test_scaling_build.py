@@ -189,6 +189,14 @@ def test_given_layouts_are_scaled_under_the_criteria_of_a_space(bed: Bed) -> Non
     assert [member.active < member.parameters for member in family.members] == [False, True]
 
 
+@pytest.mark.parametrize("study", ["study", None])
+@pytest.mark.parametrize("part", ["vectors=64", "tower=768x12"])
+def test_layouts_with_more_than_a_language_model_are_refused(bed: Bed, part: str, study: str | None) -> None:
+    layout = Layout.parse(f"d128 v256 {part} ffn=swiglu:256 [C3 A2/1]")
+    with pytest.raises(InvalidInput, match=f"leave `{part.partition('=')[0]}=` out"):
+        candidates_of(options(bed, study=study, layouts=(layout,)))
+
+
 def test_a_pattern_that_the_runtime_does_not_carry_is_refused(bed: Bed) -> None:
     parallel = Layout.parse("d128 v256 ffn=swiglu:256 [C3&M16 C3]")
     with pytest.raises(Unsupported, match=r"llama\.cpp does not carry the pattern: layer 0 has two recurrent mixers"):

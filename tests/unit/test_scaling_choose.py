@@ -57,6 +57,9 @@ def test_where_all_are_worse_than_the_reference_point_the_nearest_to_the_pattern
         "worse than the reference point: quality 0.8",
     )
     assert "no candidate is better than the reference point" in choice.reason()
+    axes = {"skill": Axis(value=0.8, coordinate=-0.8, sd=0.0)}  # objectives may have any name
+    choice = choose([CandidateResult(ScaledLayout(LAYOUT, 0.0, "heads"), axes)], {"skill": -0.9})
+    assert choice.verdicts == ("worse than the reference point: skill 0.8",)
 
 
 def test_failures_are_recorded_and_never_chosen() -> None:

@@ -27,6 +27,7 @@ from nas.train.scaling.candidates import (
     active_width,
     apportion,
     candidates,
+    entangled,
     ffn_ratio,
     mixer_blocks,
     mixer_counts,
@@ -35,6 +36,7 @@ from nas.train.scaling.candidates import (
     stretched,
     width_step,
 )
+from nas.train.scaling.explain import member_decisions
 
 PARENT = Layout.parse(LFM2["LFM2-350M"])
 DEMO = Layout.parse("d512 v8192 ffn=swiglu:1536 [C3*2 A8/4 C3*2 A8/4 C3 A8/4]")
@@ -87,13 +89,8 @@ def test_a_scaled_stack_counts_the_weights_of_its_layout(
     layout: Layout, steps: int, depth: int, sparse: bool, leading: int
 ) -> None:
     width = steps * width_step(mixer_blocks(layout))
-    assume(width <= 4096 and all(layer.share is None for layer in layout.layers))
-    blocks = [dict(block.args).get("kv") for layer in layout.layers for block in layer.mixers]
-    order = (
-        tuple(range(layout.depth))
-        if any(kv is not None for kv in blocks)
-        else tuple(sorted([*range(layout.depth)] * depth))
-    )
+    assume(width <= 4096)
+    order = tuple(range(layout.depth)) if entangled(layout) else tuple(sorted([*range(layout.depth)] * depth))
     experts = Experts(8, 2, min(leading, len(order) - 1)) if sparse else None
     try:
         sketch = ScaledStack(ScaledMixers.of(layout, 256, width, "ratio"), order, experts)
@@ -178,6 +175,30 @@ def test_a_size_that_no_scaling_reaches_is_refused_with_the_nearest() -> None:
         candidates(PARENT, parse_size("5M"), 65536)
     with pytest.raises(InvalidInput, match=r"8B-A7B: .* active; the nearest has .* active: d\d+"):
         candidates(PARENT, parse_size("8B-A7B"), 65536)
+    odd = Layout.parse("d64 v256 ffn=swiglu:64 [A1/1:62 A1/1:58 A1/1:54 A1/1:46]")
+    with pytest.raises(InvalidInput, match=r"2M: no layout.*; its width would have to be a multiple of [\d,]+ and at"):
+        candidates(odd, parse_size("2M"), 256)
+
+
+def test_layers_that_read_a_cache_have_its_heads() -> None:
+    parent = Layout.parse("d256 v256 ffn=swiglu:1024 [A4/2 C3 A8/2:64(kv=0)]")
+    layouts = [shape.layout for shape in candidates(parent, parse_size("15M"), 256)]
+    assert {layout.d_model for layout in layouts} == {512, 576, 640}
+    assert all(len({block.int("kv_heads") for block in mixer_blocks(layout, "gqa")}) == 1 for layout in layouts)
+
+
+def test_widths_at_which_a_kind_has_no_block_are_left_out() -> None:
+    grouped = Layout.parse("d512 v256 ffn=swiglu:1024 [M64(expand=1,groups=8)*3 A8/2]")
+    assert {shape.layout.d_model for shape in candidates(grouped, parse_size("20M"), 256)} == {512}
+    narrow = Layout.parse("d128 v256 ffn=swiglu:320 [M16(expand=1)*2]")
+    assert {shape.layout.d_model for shape in candidates(narrow, parse_size("1M"), 256)} == {192}
+
+
+def test_latent_attention_is_explained() -> None:
+    parent, size = Layout.parse("d256 v256 ffn=swiglu:512 [L8/64*2]"), parse_size("3M")
+    decisions = {one.what: one for one in member_decisions(candidates(parent, size, 256)[0], parent, size)}
+    assert decisions["heads of mla"].value.endswith(" of size 32, latents of 64")
+    assert "is the parent's" in decisions["heads of mla"].reason
 
 
 def test_layers_that_read_each_other_keep_their_number() -> None:

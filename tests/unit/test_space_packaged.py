@@ -198,6 +198,11 @@ def test_yaml_of_a_space_gives_it_back(name: str) -> None:
     assert again == space
 
 
+def test_yaml_keeps_texts_that_look_like_numbers() -> None:
+    space = load_space("lfm2-demo").model_copy(update={"devices": ("25921e05", "08", "1.5")})
+    assert parse_space(space_yaml(space), "again.yaml") == space
+
+
 def test_difference_names_what_changed() -> None:
     space = load_space("lfm2-demo")
     assert space_difference(space, space.model_copy(update={"doc": "other words"})) == []

@@ -210,6 +210,16 @@ def test_good_file_is_read() -> None:
             "expansion: 1e308",
             "mine.yaml:15: ffn.swiglu.expansion: swiglu: expansion must be a num",
         ),
+        (
+            "metric: ttft, max: 1.25x, workload: chat",
+            "metric: decode_p95, max: 5ms, workload: [chat]",
+            "mine.yaml:23: budgets.0.workload: ",
+        ),
+        (
+            "name: mine",
+            "name: mine\nquality: {proxy_d_model: 512}",
+            "mine.yaml:3: quality.proxy_d_model: proxies of width 512 are wider than a layout of width 256",
+        ),
         ("name: mine", "name: !!python/name:os.system x", "mine.yaml:2: tags such as"),
         ("[256, 512]", "[256, 512", "mine.yaml:16: not YAML"),
     ],
@@ -373,6 +383,14 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_unknown_name_offers_the_packaged_spaces() -> None:
     with pytest.raises(UnknownName, match="did you mean 'lfm2'"):
         load_space("lfm2x")
+
+
+def test_a_folder_of_that_name_does_not_hide_a_packaged_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lfm2-demo").mkdir()
+    assert load_space("lfm2-demo").name == "lfm2-demo"
+    with pytest.raises(UnknownName, match="no such file"):
+        load_space(tmp_path)
 
 
 def test_file_is_read_and_named_in_errors(tmp_path: Path) -> None:

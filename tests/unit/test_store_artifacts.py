@@ -156,7 +156,11 @@ def test_what_a_killed_process_left_behind_is_swept_up_once_it_is_old(
     for path in (orphan, partial, artifacts.path(store, digest)):
         path.write_bytes(b"kept")
         os.utime(path, (clock.time - age, clock.time - age))
+    folder = store.artifacts / ".snapshot" / "hourly"
+    folder.mkdir(parents=True)
+    os.utime(folder, (clock.time - age, clock.time - age))
     done = collect(store, 1000)
     assert done.files == (2 if age > ABANDONED_S else 0)
     assert orphan.exists() == partial.exists() == (age < ABANDONED_S)
+    assert folder.is_dir()
     assert artifacts.verify(store, digest)

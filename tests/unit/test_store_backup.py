@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import stat
 import tarfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runner import nas
@@ -114,6 +117,76 @@ def test_nothing_is_overwritten(home: Path, tmp_path: Path) -> None:
     done = nas("restore", str(archive))
     assert done.code == 3 and "is not empty" in done.err and (home / "signing.key").read_text() == "signing.key"
     assert sorted(tmp_path.iterdir()) == [home, archive]
+
+
+def test_files_with_two_names_and_files_that_vanish_are_no_obstacle(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.link(home / "signing.key", home / "studies/one/zero.key")
+    listed = os.walk
+
+    def walk(*args: Any, **more: Any) -> Iterator[tuple[str, list[str], list[str]]]:
+        yield from ((folder, names, [*files, "removed since"]) for folder, names, files in listed(*args, **more))
+
+    archive = tmp_path / "saved.tar.gz"
+    with monkeypatch.context() as patch:
+        patch.setattr("nas.infra.store.backup.os.walk", walk)
+        done = nas("backup", str(archive), "--json")
+    assert done.code == 0 and json.loads(done.out)["files"] == 4, done.err
+    new = restored(archive, home, monkeypatch)
+    assert (new / "signing.key").read_text() == (new / "studies/one/zero.key").read_text() == "signing.key"
+
+
+def test_a_database_under_another_path_is_saved_once(home: Path, tmp_path: Path) -> None:
+    Store.open(f"sqlite:///{home / 'farm.db'}", create=True).close()
+    (tmp_path / "link").symlink_to(home)
+    archive = tmp_path / "saved.tar.gz"
+    done = nas("backup", str(archive), "--db", f"sqlite:///{tmp_path / 'link/farm.db'}")
+    assert done.code == 0, done.err
+    with tarfile.open(archive) as file:
+        assert [name for name in file.getnames() if name.endswith(".db")] == [backup.DATABASE]
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out_silently(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = os.scandir
+
+    def scandir(folder: Any) -> Any:
+        if str(folder).endswith("/tls"):
+            raise PermissionError(errno.EACCES, "Permission denied", folder)
+        return listing(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        done = nas("backup", str(tmp_path / "saved.tar.gz"))
+    assert done.code == 4 and f"Permission denied ({home / 'tls'})" in done.err, done.err
+    assert not (tmp_path / "saved.tar.gz").exists()
+
+
+def test_a_file_system_without_links_takes_an_archive(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("nas.infra.store.backup.os.link", link)
+    archive = tmp_path / "saved.tar.gz"
+    done = nas("backup", str(archive))
+    assert done.code == 0, done.err
+    restored(archive, home, monkeypatch)
+
+
+def test_an_empty_folder_is_filled_where_it_is(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "saved.tar.gz"
+    assert nas("backup", str(archive)).code == 0
+    volume = home.with_name("new")
+    (volume / "lost+found").mkdir(parents=True)
+    before = volume.stat().st_ino
+    new = restored(archive, home, monkeypatch)
+    assert new.stat().st_ino == before and stat.S_IMODE(new.stat().st_mode) == 0o700
+    names = {path.name for path in new.iterdir()}
+    assert names - {"hilnas.db-wal", "hilnas.db-shm"} == {"hilnas.db", "lost+found", "signing.key", "studies", "tls"}
 
 
 def entry(name: str, content: bytes = b"x", kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:

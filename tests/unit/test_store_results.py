@@ -44,20 +44,11 @@ def test_a_result_serves_trials_of_several_studies_and_costs_the_first(store: St
 def test_attempts_hold_no_key(store: Store) -> None:
     study = new_study(store).id
     trials.propose(store, study, [proposal(32)])
-    for drift in (0.06, 0.07):
-        outcomes.record_attempt(
-            store,
-            "invalid",
-            "reference 6 % off",
-            result_key=key(1),
-            stage="measure",
-            study=study,
-            trial=0,
-            payload={"drift": drift},
-        )
+    for message in ("reference 6 % off", "reference 7 % off"):
+        outcomes.record_attempt(store, "invalid", message, result_key=key(1), stage="measure", study=study, trial=0)
     assert results.get(store, key(1)) is None
     stored = outcomes.attempts_of_key(store, key(1))
-    assert [attempt.payload for attempt in stored] == [{"drift": 0.06}, {"drift": 0.07}]
+    assert [attempt.message for attempt in stored] == ["reference 6 % off", "reference 7 % off"]
     assert {(attempt.study, attempt.trial) for attempt in stored} == {(study, 0)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,17 @@ def test_a_lock_that_is_never_freed_is_given_up_after_the_deadline(tmp_path: Pat
         with pytest.raises(InfrastructureFailed, match="locked"):
             new_study(store)
         other.execute("ROLLBACK")
+    new_study(store)
+
+
+def test_a_new_database_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "nas.db"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        end = threading.Timer(0.2, other.execute, ["ROLLBACK"])
+        end.start()
+        store = open_store(tmp_path)
+        end.join()
     new_study(store)
 
 

@@ -10,6 +10,7 @@ import pytest
 from nas.core.layout import Layout
 from nas.core.measurement import Figure
 from nas.core.trial import Event, EventKind
+from nas.search.analysis.record import StudyLog
 from nas.search.proposers import Observation
 from nas.search.study.events import (
     AnchorsChosen,
@@ -133,6 +134,16 @@ LAUNCH = Launched(5).to_json()
 
 def test_time_between_launches_does_not_count() -> None:
     assert elapsed(log({"state": "running"}, LAUNCH, {}, LAUNCH, {}, {})) == [0.0, 0.0, 10.0, 10.0, 20.0, 30.0]
+
+
+def test_a_clock_that_is_set_back_takes_no_time_back() -> None:
+    times = (0.0, 10.0, -1000.0, -990.0)
+    rows = [Event(EventKind.STUDY, LAUNCH if at == 0 else {}, at=at) for at in times]
+    assert elapsed(rows) == [0.0, 10.0, 10.0, 20.0]
+    study = StudyLog()
+    for row in rows:
+        study.append(row)
+    assert study.elapsed_s == 20.0
 
 
 def test_the_last_rule_that_closed_a_study_counts() -> None:

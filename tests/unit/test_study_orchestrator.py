@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import math
 import os
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import event
@@ -31,12 +32,15 @@ from nas.search.analysis.second import second_gains
 from nas.search.analysis.snapshot import Snapshots, StudySnapshot
 from nas.search.proxy.job import TaskRun, TrainJob
 from nas.search.proxy.ladder import rung_jobs
-from nas.search.proxy.quality import LM_PRIOR
+from nas.search.proxy.quality import LM_PRIOR, Quality
 from nas.search.study.check import support_filter
 from nas.search.study.events import Note, QualityKnown, Remeasured, all_events
 from nas.search.study.ledger import Ledger
 from nas.search.study.proposals import replay
+from nas.search.study.remeasuring import Remeasuring
+from nas.search.study.scales import Scales
 from nas.search.study.stages import StageWork
+from nas.search.study.trial import TrialRun
 from nas.serve.views.candidate import candidate_views
 from nas.testing import fake_runner, inline_study
 
@@ -144,6 +148,23 @@ def test_a_study_of_parallel_mixers_has_a_further_reference_beside_the_two(tmp_p
     assert hybrid["layout"] == pair and hybrid["quality"]["value"] > 0
     assert pair not in [row["layout"] for row in report["ranking"]]
     assert any("&" in row["layout"] for row in report["ranking"])
+
+
+def test_a_further_reference_may_be_measured_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constants of the study are the same when it is resumed, and that reference is measured early."""
+    further = {"hybrid": "d128 v256 ffn=swiglu:256 [C3 A2/1 C3]"}
+    bed = bed_of(tmp_path, tiny_space(references={**TINY["references"], "further": further}))
+    original = StageWork.measure
+
+    async def measure(self: StageWork, trial: int, *options: Any) -> Any:
+        while trial == 2 and studies.get(bed.store, "study").scales is None:
+            await asyncio.sleep(0.01)
+        return await original(self, trial, *options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StageWork, "measure", measure)
+        assert bed.run(2) is StudyState.COMPLETE
+    assert bed.run(3) is StudyState.COMPLETE
 
 
 def test_running_a_finished_study_again_changes_nothing(bed: Bed) -> None:
@@ -273,6 +294,25 @@ def test_a_candidate_that_crashes_fails_alone(tmp_path: Path) -> None:
     assert measured.payload["failed"]["reason"] == "crash"
     rows, log = trials.all(bed.store, 1), all_events(bed.store, 1)
     assert replay(space, support_filter(space), rows, log) == []
+
+
+def test_the_end_of_a_trial_is_known_as_soon_as_its_task_is_done(bed: Bed) -> None:
+    """Else those that wait for it would seem to wait for each other."""
+
+    def fail(stage: str, spec: Mapping[str, Any]) -> None:
+        raise CandidateFailed("export", "no such block")
+
+    async def unfinished() -> Mapping[int, int]:
+        ledger = bed.ledger()
+        orchestrator = bed.orchestrator(ledger, TRIALS)
+        orchestrator._start(ledger.propose(Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1*2]"), "proposal"))
+        (task,) = orchestrator._all_tasks()
+        while not task.done():
+            await asyncio.sleep(0)
+        return orchestrator._promotion._ladder.on_way
+
+    bed.compute.fail = fail
+    assert asyncio.run(unfinished()) == {}
 
 
 def test_told_to_stop_it_stops_and_goes_on_later(bed: Bed) -> None:
@@ -478,6 +518,26 @@ def test_a_layout_that_cannot_be_measured_again_leaves_the_others(bed: Bed, monk
     assert [*second_gains(record)] == [number for number in named if number != max(named)]
 
 
+def test_one_that_cannot_be_measured_again_keeps_no_other_device_busy() -> None:
+    cancelled = list[str]()
+
+    class OnTwo(Remeasuring):
+        async def _figures(self, number: int, key: Any, round_: int) -> Any:
+            if key == "second":
+                raise CandidateFailed("crash", "signal 11")
+            try:
+                await asyncio.sleep(60)
+            finally:
+                cancelled.append(key)
+
+    async def measure() -> tuple[int | None, list[str]]:
+        work = Namespace(space=tiny_space(), measurement_keys=lambda workloads: ["first", "second"])
+        number = await OnTwo(cast(Any, Namespace(work=work)), {}, lambda line: None)._measure(3, 0)
+        return number, [*cancelled]
+
+    assert asyncio.run(measure()) == (3, ["first"])
+
+
 def test_a_space_may_leave_the_second_measurement_out(tmp_path: Path) -> None:
     bed = bed_of(tmp_path, tiny_space(protocol={**TINY["protocol"], "remeasure": None}))
     assert bed.run(TRIALS) is StudyState.COMPLETE
@@ -653,3 +713,10 @@ def test_recall_is_an_axis_of_its_own(tmp_path: Path) -> None:
     for row in report["ranking"]:
         assert row["objectives"]["recall"] == pytest.approx(row["quality"]["per_group"]["lm/recall"])
         assert row["coordinates"]["recall"] == -row["objectives"]["recall"]
+
+
+def test_quality_is_the_first_coordinate_wherever_the_space_has_it() -> None:
+    space = tiny_space(objectives=WITH_RECALL[::-1])
+    run = TrialRun(0, Layout.parse(TINY["references"]["published"]), None)
+    run.quality = Quality(rung="third", value=1.02, per_group={}, sd=0.01, n_seeds=2, recall=0.9)
+    assert Scales(space, cast(Any, None)).coordinates(run) == (-1.02, -0.9, math.inf, math.inf)

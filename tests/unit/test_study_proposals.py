@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from nas.core.trial import Event, EventKind
 from nas.infra.store.rows import Trial
 from nas.search.proposers import PROPOSERS, BaseProposer, Observation
 from nas.search.proposers.sampling import Rng
-from nas.search.study.events import Observed, ReferencePointFixed
+from nas.search.study.events import Observed, ReferencePointFixed, notes
 from nas.search.study.ledger import Ledger
 from nas.search.study.proposals import ProposalDriver, replay
 
@@ -143,6 +144,21 @@ def test_what_comes_while_it_is_asked_is_told_and_logged_afterwards(bed: Bed) ->
     next_trial(driver, ledger)
     assert Moody.knowledge[-1] == (1, True)
     assert differences(bed, ledger) == []
+
+
+def test_a_trial_that_has_come_to_its_end_is_not_pending_again(bed: Bed) -> None:
+    ledger = bed.ledger()
+    driver = asker(bed, ledger)
+    trial = next_trial(driver, ledger)
+    end = replace(running(trial), status="complete")
+    driver.tell(ledger, trial.number, end)
+    resumed = asker(bed, ledger)
+    for observation in (running(trial, 0.2), end):
+        resumed.tell(ledger, trial.number, observation)
+    assert [note.observation.status for note in notes(ledger.events(), Observed)] == ["complete"]
+    resumed.tell(ledger, trial.number, replace(running(trial), status="withdrawn"))
+    resumed.tell(ledger, trial.number, running(trial, 0.2))
+    assert notes(ledger.events(), Observed)[-1].observation.status == "running", "it is tried again"
 
 
 def test_a_later_process_goes_on_where_the_log_ends(bed: Bed) -> None:

@@ -104,9 +104,6 @@ class CountedCompute:
         }
         return {"value": outcomes, "seconds": 6.0}
 
-    def close(self) -> None:
-        """Nothing to stop."""
-
 
 def trainings_of(
     seeds: Sequence[int], check: Callable[[Trainings, CountedCompute, list[Any]], Any], workers: int = 1

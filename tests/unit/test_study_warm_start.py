@@ -125,6 +125,19 @@ def test_an_excess_is_told_for_the_new_limit() -> None:
     assert shared({}, absolute).budgets == {}
 
 
+def test_of_two_budgets_on_a_figure_the_strictest_is_translated() -> None:
+    loose, strict = ({"metric": "peak_rss", "max": limit, **CHAT} for limit in ("2x", "1.2x"))
+    names = "peak_rss@chat on local/fake", "peak_rss@chat/local on local/fake"
+    layout = tiny_space().references.layouts()["attention"]
+    for budgets in ([loose, strict | {"device": "local"}], [strict | {"device": "local"}, loose]):
+        broken = dict(zip(names, (math.log(1.5 / 2), math.log(1.5 / 1.2)), strict=True))
+        observation = shared({"budgets": budgets}, {"budgets": budgets}).translate(
+            Observation(layout, "infeasible", {}, broken)
+        )
+        assert observation.status == "infeasible"
+        assert observation.constraints == {names[1]: pytest.approx(broken[names[1]])}
+
+
 def test_an_excess_of_quality_is_told_for_the_new_limit() -> None:
     was, now = ({"budgets": [{"metric": "quality", "min": limit}]} for limit in ("0.9x", 0.95))
     common, name = shared(was, now), "quality on the proxy"

@@ -261,6 +261,14 @@ def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
         read_sources([tmp_path / "a**"], 0.1)
 
 
+def test_paths_that_are_none_or_the_same_are_refused(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInput, match="--corpus: a path holds a null character"):
+        read_sources(["a\0b"], 0.1)
+    monkeypatch.setenv("HOME", str(corpus.parent))
+    with pytest.raises(InvalidInput, match="a path is named twice"):
+        read_sources([corpus, f"~/{corpus.name}"], 0.1)
+
+
 def test_a_list_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"text": "a"}]', encoding="utf-8-sig")
     assert list(read_texts(tmp_path / "a.json", "text")) == [b"a"]

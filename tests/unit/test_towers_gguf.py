@@ -111,6 +111,7 @@ def test_the_command_writes_both_files_and_names_differences(
     assert language.header.arch == "lfm2" and "<|image_start|>" in language.fields["tokenizer.ggml.tokens"]
     assert "tile_size of images is 512, not 32" in done.err and "--image-max-tokens 16" in done.err
     assert nas("family", "gguf", "model", "-q", "q9", "-o", "m.gguf").code != 0
+    assert "is a folder; name a file" in nas("family", "gguf", "model", "-o", ".").err
     once = FRAMES.model_copy(update={"do_image_splitting": False})
     assert differences(vision_model(frames=once)) == [
         "large images are cut into tiles, which they were not in training"

@@ -19,7 +19,8 @@ from task_lab import studied, task_job, task_quality, varied
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout, narrow
-from nas.core.measurement import TTFT_PARTS, Repetition
+from nas.core.measurement import TTFT_PARTS, Figure, Repetition
+from nas.core.scoring import MeasurementKey, check_budgets
 from nas.core.space import SearchSpace, TowerKnob
 from nas.core.task import Exhibit, MediaTask, make_task
 from nas.core.tower import ImageTower, Tower
@@ -152,6 +153,16 @@ def test_the_packaged_space_is_of_vision() -> None:
 def test_what_is_of_another_task_is_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SearchSpace.model_validate(VISION | changes)
+
+
+def test_tokens_are_counted_so_that_their_budget_is_sure() -> None:
+    def figures(tokens: float) -> dict[MeasurementKey, dict[str, Figure]]:
+        return {MeasurementKey("local", "fake", "look"): {"image_tokens": Figure(value=tokens, n=1, unit="")}}
+
+    space = SearchSpace.model_validate(VISION)
+    for tokens, verdict in ((16.0, "feasible"), (64.0, "infeasible")):
+        (check,) = check_budgets(space, figures(tokens), figures(16.0))
+        assert (check.verdict, check.log_sd) == (verdict, 0.0)
 
 
 def test_other_spaces_take_no_images() -> None:

@@ -92,9 +92,19 @@ def test_what_is_no_name_is_refused(tmp_path: Path, name: str) -> None:
 def test_names_follow_from_what_a_server_listens_on() -> None:
     assert names_of("127.0.0.1", ["box"]) == ["box", "localhost", "127.0.0.1", "::1"]
     assert names_of("192.0.2.7") == ["192.0.2.7"]
-    assert set(own_addresses()) < set(names_of("0.0.0.0", ["box"]))
+    assert {socket.gethostname(), *own_addresses()} < set(names_of("0.0.0.0", ["box"]))
     assert "127.0.0.1" in own_addresses()
     assert not any(ipaddress.ip_address(address).is_link_local for address in own_addresses())
+
+
+@pytest.mark.parametrize("name", ["Jörgs-PC", "a" * 64, ""])
+def test_a_machine_s_name_that_no_certificate_holds_is_left_out(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: name)
+    names = names_of("0.0.0.0")
+    assert name not in names
+    assert Certificates(tmp_path, SystemClock()).server(names).is_file()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ class Behaviour:
         per_event: tokens of each event after the first.
         fewer: tokens that it generates less than it is asked for.
         loads: answers of /health that it is not ready.
+        loading: status of these answers.
         counts: whether each event says how many tokens there are.
         usage: whether the last event does.
         models: that it serves.
@@ -44,6 +45,7 @@ class Behaviour:
     per_event: int = 1
     fewer: int = 0
     loads: int = 0
+    loading: int = 503
     counts: bool = True
     usage: bool = True
     models: list[str] = field(default_factory=lambda: ["nas"])
@@ -76,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
         state, does = self.state, self.state.behaviour
         if self.path == "/health":
             state.checks += 1
-            self.answer(503 if state.checks <= does.loads else 200, {})
+            self.answer(does.loading if state.checks <= does.loads else 200, {})
         elif self.path == "/version":
             self.answer(200, {"version": "0.0.0+stand.in"})
         elif self.path == "/v1/models":

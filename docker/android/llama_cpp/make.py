@@ -57,7 +57,7 @@ def main(out: Path) -> None:
     with tempfile.TemporaryDirectory() as work:
         tree = unpacked_source(spec, Path(work), print)
         library = compile_library(tree, Path(work) / "cmake", spec, compiler, android, print)
-        compile_static_runner(tree, library, out, compiler, LLAMA_CPP.runner_sources[0])
+        compile_static_runner(tree, library, out, compiler, spec, LLAMA_CPP.runner_sources[0])
 
 
 if __name__ == "__main__":

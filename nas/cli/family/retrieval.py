@@ -116,7 +116,7 @@ def gguf(
     if modality := modality_of(model):
         from nas.train.towers.gguf import PROJECTOR, differences, question, write_gguf_model
 
-        files.append(output.with_name(PROJECTOR.format(output.name)))
+        files.append(output.parent / PROJECTOR.format(output.name))
         with output_file(files[0], reads=[model]) as file, output_file(files[1], reads=[model]) as projector:
             *written, whole = write_gguf_model(model, modality, quantisation, file, projector, output.stem)
         for difference in differences(whole):

@@ -262,7 +262,7 @@ def _sweep(store: Store, hashes: set[str]) -> list[int]:
             status = file.lstat()
         except FileNotFoundError:
             continue  # a writer has just renamed it
-        if status.st_mtime < store.now() - ABANDONED_S:
+        if status.st_mtime < store.now() - ABANDONED_S and not stat.S_ISDIR(status.st_mode):  # snapshots of a volume
             _remove(file)
             sizes.append(status.st_size)
     return sizes

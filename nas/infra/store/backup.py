@@ -12,12 +12,11 @@ import io
 import json
 import os
 import sqlite3
-import stat
 import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -31,8 +30,10 @@ from nas.infra.store.migrate import REVISION
 
 MANIFEST, DATABASE = "backup.json", "hilnas.db"
 _FORMAT = 1
-_REBUILT = ("artifacts", "work", "library")
-"""Folders of `$NAS_HOME` that are computed again when they are needed."""
+_LOST = "lost+found"
+"""Folder of the file system itself, at the root of a volume."""
+_NOT_SAVED = ("artifacts", "work", "library", _LOST)
+"""Folders of `$NAS_HOME`; ours are computed again when they are needed."""
 _OF_PROCESSES = (".lock", ".log", ".turn", ".sock", ".partial")
 """Endings of files that belong to running processes."""
 _MANIFEST_BYTES = 1 << 16
@@ -75,17 +76,31 @@ def write_backup(url: URL, home: Path, destination: Path, clock: Clock) -> Backu
             partial = Path(scratch) / destination.name
             partial.touch(mode=0o600)
             backup = _pack(database, home, partial, clock)
-            os.link(partial, destination)
+            _name(partial, destination)
     except FileExistsError:
         raise InvalidInput("exists already: name a new file", where=str(destination)) from None
     except OSError as error:
-        raise InfrastructureFailed(f"cannot write {destination}: {error.strerror or error}") from error
+        at = f" ({error.filename})" if error.filename else ""
+        raise InfrastructureFailed(f"cannot write {destination}: {error.strerror or error}{at}") from error
     return backup
+
+
+def _name(partial: Path, destination: Path) -> None:
+    """Gives a file its name; raises `FileExistsError` if another file has it."""
+    try:
+        os.link(partial, destination)
+    except FileExistsError:
+        raise
+    except OSError:  # memory cards and shared folders may have no links
+        if destination.exists():
+            raise FileExistsError(destination) from None
+        partial.rename(destination)
 
 
 def _pack(database: Path | None, home: Path, destination: Path, clock: Clock) -> Backup:
     count = 0
-    with tarfile.open(destination, "w:gz") as archive:
+    # `dereference`: of a file with several names, each is saved with its content.
+    with tarfile.open(destination, "w:gz", dereference=True) as archive:
         if database:
             copy = destination.with_name(DATABASE)
             _copy_database(database, copy)
@@ -111,20 +126,27 @@ def restore_backup(source: Path, home: Path) -> Backup:
         InvalidInput: `home` is not empty, or the archive is damaged, incomplete, or of a newer hilnas.
         InfrastructureFailed: it cannot be written.
     """
-    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+    present = home.exists()
+    if present and (not home.is_dir() or any(path.name != _LOST for path in home.iterdir())):
         raise InvalidInput(f"{home} is not empty: restore into a new folder, and set NAS_HOME to it", where="NAS_HOME")
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home.parent, prefix=f".{home.name}.") as scratch:
+        # A folder that is there is filled, not replaced: it may be a volume, or in a folder of another user.
+        folder = home if present else home.parent
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f"{home.name}.restoring.") as scratch:
             new, database = Path(scratch) / "home", Path(scratch) / DATABASE
             backup = _unpack(source, Path(scratch))
             new.mkdir(exist_ok=True)
             if backup.has_database:
                 database.rename(new / DATABASE)
             new.chmod(0o700)
-            if home.exists():
-                home.rmdir()
-            new.rename(home)
+            if not present:
+                new.rename(home)
+                return backup
+            with suppress(PermissionError):
+                home.chmod(0o700)
+            for path in sorted(new.iterdir()):
+                path.rename(home / path.name)
     except OSError as error:
         raise InfrastructureFailed(f"cannot restore to {home}: {error.strerror or error}") from error
     return backup
@@ -174,15 +196,21 @@ def _copy_database(source: Path, target: Path) -> None:
 
 def _files(home: Path, database: Path | None) -> Iterator[Path]:
     """Yields the regular files of a home, without what is rebuilt and what belongs to processes."""
-    databases = {home / DATABASE, database}
-    for folder, names, files in os.walk(home):
+    databases = {home / DATABASE, database and database.resolve()}
+    for folder, names, files in os.walk(home, onerror=_refuse):
         if Path(folder) == home:
-            names[:] = sorted(name for name in names if name not in _REBUILT)
+            names[:] = sorted(name for name in names if name not in _NOT_SAVED)
         for name in sorted(files):
             path = Path(folder) / name
             belongs = {path.with_name(name.removesuffix(suffix)) for suffix in ("", "-wal", "-shm", "-journal")}
-            if not belongs & databases and not name.endswith(_OF_PROCESSES) and stat.S_ISREG(path.lstat().st_mode):
+            if not (name.endswith(_OF_PROCESSES) or belongs & databases or path.is_symlink()) and path.is_file():
                 yield path
+
+
+def _refuse(error: OSError) -> None:
+    """Raises an error of listing a folder, unless it was removed since."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:

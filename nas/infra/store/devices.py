@@ -242,19 +242,20 @@ def events_since(store: Store, after: int, *, limit: int, device: str | None) ->
     """Returns the events of a device, or of all, after the id `after`: at most `limit`, oldest first.
 
     They end before the first that is newer than `SETTLED_S`: of concurrent transactions the higher id may become
-    visible first, and a reader that continues after it would miss the other.
+    visible first, and a reader that continues after it would miss the other. One of the future is old: the clock was
+    set back since.
 
     Raises:
         UnknownName: no such device.
     """
-    settled = store.now() - SETTLED_S
     query = select(device_event).where(device_event.c.id > after).order_by(device_event.c.id).limit(limit)
     with store.read() as connection:
         if device is not None:
             read(connection, device, held=False)
             query = query.where(device_event.c.device == device)
+        now = store.now()
         events = [_event(row) for row in connection.execute(query)]
-    return list(takewhile(lambda event: event.at <= settled, events))
+    return list(takewhile(lambda event: abs(now - event.at) >= SETTLED_S, events))
 
 
 @retried

@@ -16,6 +16,7 @@ import json
 import os
 import shlex
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -372,13 +373,28 @@ def _configure(foreign_keys: bool, writable: bool, connection: Any, record: Any)
     # None: the driver does not begin transactions; `_begin` does.
     connection.isolation_level = None
     cursor = connection.cursor()
-    for pragma in (
-        f"busy_timeout={_BUSY_TIMEOUT_MS}",
-        *(["journal_mode=WAL", "synchronous=NORMAL"] if writable else []),
-        f"foreign_keys={int(foreign_keys)}",
-    ):
-        cursor.execute(f"PRAGMA {pragma}")
+    cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+    if writable:
+        _use_log(cursor)
+        cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute(f"PRAGMA foreign_keys={int(foreign_keys)}")
     cursor.close()
+
+
+def _use_log(cursor: Any) -> None:
+    """Has the database use a write-ahead log.
+
+    SQLite does not wait here: of two processes that open a database without a log at once, it refuses one.
+    """
+    deadline = time.monotonic() + WRITE_DEADLINE_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if time.monotonic() >= deadline or "database is locked" not in str(error):
+                raise
+        time.sleep(_RETRY_S)
 
 
 def _begin(connection: Connection) -> None:

@@ -129,6 +129,12 @@ def current(store: Store, study: int) -> StudyLease | None:
         return _current(connection, study)
 
 
+def holder(store: Store, study: int) -> str | None:
+    """Returns who holds a study now; None: nobody."""
+    lease = current(store, study)
+    return lease.holder if lease is not None and lease.expires > store.now() else None
+
+
 def expired(connection: Connection, studies: Sequence[int], now: float) -> dict[int, float]:
     """Returns study -> when its lease ended, of those among `studies` that were run and nobody holds."""
     columns = study_lease.c.study, study_lease.c.expires

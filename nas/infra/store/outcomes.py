@@ -33,7 +33,6 @@ from nas.infra.store.rows import (
     JobKind,
     JobRow,
     JobState,
-    Json,
     Stage,
 )
 from nas.infra.store.store import Store, retried
@@ -200,12 +199,11 @@ def record_attempt(
     stage: Stage | None = None,
     study: int | None = None,
     trial: int | None = None,
-    payload: Json | None = None,
 ) -> Attempt:
-    """Stores an attempt that gave no valid result; `kind` is a word such as 'invalid', `payload` the raw data."""
+    """Stores an attempt that gave no valid result; `kind` is a word such as 'infrastructure'."""
     of = {"result_key": result_key, "stage": stage, "study": study, "trial": trial}
     with store.write() as connection:
-        return insert_attempt(connection, kind=kind, message=message, at=store.now(), payload=payload, **of)
+        return insert_attempt(connection, kind=kind, message=message, at=store.now(), **of)
 
 
 def attempts_of_key(store: Store, key: str) -> list[Attempt]:

@@ -196,9 +196,8 @@ def delete(store: Store, study_id: int) -> None:
     """
     with store.write() as connection:
         lock_study(connection, study_id)
-        lease = leases.current(store, study_id)
-        if lease is not None and lease.expires > store.now():
-            raise StudyBusy(f"study {leases.study_name(connection, study_id)} is run by {lease.holder}; stop it first")
+        if (holder := leases.holder(store, study_id)) is not None:
+            raise StudyBusy(f"study {leases.study_name(connection, study_id)} is run by {holder}; stop it first")
         pin_only(store, study_owner(study_id), ())
         connection.execute(study.delete().where(study.c.id == study_id))
 

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from nas.core.errors import InfrastructureFailed, NasError, UnknownName
+from nas.core.logs import visible
 from nas.infra.store.devices import NotServed
 
 ErrorKind = Literal[
@@ -122,7 +123,7 @@ def _answer(
     request: Request, status: int, message: str, kind: ErrorKind | None = None, headers: Any = None
 ) -> JSONResponse:
     body = ErrorBody(
-        error=message.encode("ascii", "backslashreplace").decode() if not message.isprintable() else message,
+        error=visible(message, keep="\n"),
         kind=kind or _KIND_OF.get(status, "invalid_input"),
         request_id=request.scope.get("request_id"),
     )

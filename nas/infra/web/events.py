@@ -66,18 +66,8 @@ class Page(Protocol):
 P = TypeVar("P", bound=Page)
 
 
-async def next_page(fetch: Callable[[int], Awaitable[P]], after: int, wait_s: float) -> P:
-    """Returns the entries after `after`, waiting for at most `wait_s`, without a thread."""
-    deadline = time.monotonic() + wait_s
-    while True:
-        page = await fetch(after)
-        if page.events or page.ended or time.monotonic() >= deadline:
-            return page
-        await asyncio.sleep(_POLL_S)
-
-
 class Streams:
-    """The streams of one application: a limited number, and none once it stops.
+    """The streams and long polls of one application: a limited number of streams, and none of both once it stops.
 
     Args:
         closing: whether the coordinator is about to stop.
@@ -101,6 +91,17 @@ class Streams:
             raise HTTPException(429, "too many streams are open; close one", {"Retry-After": "30"})
         self._open[client] += 1
         return _Stream(self._text(request, fetch, after), lambda: self._release(client))
+
+    async def next_page(self, fetch: Callable[[int], Awaitable[P]], after: int, wait_s: float) -> P:
+        """Returns the entries after `after`, waiting for at most `wait_s`, without a thread."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            page = await fetch(after)
+            if page.events or page.ended or time.monotonic() >= deadline:
+                return page
+            await asyncio.sleep(_POLL_S)
+            if self._closing():
+                deadline = 0.0
 
     def _release(self, client: str) -> None:
         self._open[client] -= 1

@@ -250,7 +250,9 @@ class Renewal:
 def names_of(host: str, more: Sequence[str] = ()) -> list[str]:
     """Returns the names in the certificate of a server that listens on `host`: `more`, and those of its host."""
     if is_wildcard(host):
-        return [*more, socket.gethostname(), *_LOOPBACK, *own_addresses()]
+        # A machine may have any name, also one that no certificate can hold.
+        host_name = socket.gethostname()
+        return [*more, *([host_name] if _HOST_NAME.fullmatch(host_name) else []), *_LOOPBACK, *own_addresses()]
     return [*more, *(_LOOPBACK if host in _LOOPBACK else (host,))]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -238,36 +237,34 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
         store: where jobs and devices are.
         serves_others: whether agents of other hosts speak to this process, so that it takes back their leases, too.
     """
-    run = Path(tempfile.mkdtemp(prefix="hilnas-"))
     home = store.artifacts.parent
     home.mkdir(parents=True, exist_ok=True)
-    socket, key = run / "jobs.sock", open_key(home)
+    key = open_key(home)
     attached = own_attachments()
     local = local_agent_name(agent_cache())
     require_own_name(store, local, boot_id(LocalTransport(agent_cache())))
     # While no coordinator was running, agents could not renew their leases.
     jobs.extend_leases(store)
-    agent = LocalAgent(
-        socket,
-        cache=agent_cache(),
-        lock=host_lock_folder(),
-        state=home / "agent",
-        key=key.public,
-        lock_file=home / f"agent-{agents.authority(store)[:12]}.turn",  # an agent serves one database
-        log=home / "agent.log",
-        attachments=attached.path,
-    )
-    monitor = LeaseMonitor(store, JobNotifier(), agent=None if serves_others else local)
-    farm = Farm(store, agent, monitor, Admissions(home, key, store.clock), attached, store.now())
-    try:
+    with tempfile.TemporaryDirectory(prefix="hilnas-", ignore_cleanup_errors=True) as run:
+        socket = Path(run) / "jobs.sock"
+        agent = LocalAgent(
+            socket,
+            cache=agent_cache(),
+            lock=host_lock_folder(),
+            state=home / "agent",
+            key=key.public,
+            lock_file=home / f"agent-{agents.authority(store)[:12]}.turn",  # an agent serves one database
+            log=home / "agent.log",
+            attachments=attached.path,
+        )
+        monitor = LeaseMonitor(store, JobNotifier(), agent=None if serves_others else local)
+        farm = Farm(store, agent, monitor, Admissions(home, key, store.clock), attached, store.now())
         app = make_app(store, farm.find_file, farm.monitor.notifier, farm.runners.signed)
         with Server(app, listen_unix(socket)), farm.monitor, agent:
             try:
                 yield farm
             finally:
                 farm.notifier.close()
-    finally:
-        shutil.rmtree(run, ignore_errors=True)
 
 
 def require_own_name(store: Store, agent: str, boot: str) -> None:

@@ -297,7 +297,7 @@ class Calibrator:
     async def _run_reference(
         self, device: Device, runtime: Runtime, plan: Plan, runs: int
     ) -> list[tuple[Sample, bool]]:
-        """Runs the reference model `runs` times; a device on which it works is in good health.
+        """Runs the reference model `runs` times; a device on which it works is in good health, or as a person left it.
 
         Returns:
             The sample of each run, and whether other processes had much of the device meanwhile.
@@ -323,7 +323,9 @@ class Calibrator:
             failures += [*failed, *([THROTTLED] if throttled else [])]
             cool_down_s = COOL_DOWN_S * 2**attempt if throttled else 0.0
             if len(samples) >= runs:
-                devices.set_health(self.farm.store, device.id, Health.GOOD)
+                with self.farm.store.write() as connection:
+                    if devices.read(connection, device.id).health not in (Health.MAINTENANCE, Health.RETIRED):
+                        devices.set_health(self.farm.store, device.id, Health.GOOD)
                 return samples
         raise InfrastructureFailed(f"{device.id}: the reference model of {runtime.name} failed: {failures[-1]}")
 

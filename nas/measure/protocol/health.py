@@ -132,7 +132,7 @@ class HealthKeeper:
                 self.step()
             except NasError as error:
                 log.warning("devices cannot be checked now: %s", error)
-            except (OSError, ValueError):  # a row that another version wrote
+            except Exception:  # a row that another version wrote
                 log.exception("devices cannot be checked now")
 
     def step(self) -> None:
@@ -142,17 +142,20 @@ class HealthKeeper:
             InfrastructureFailed: the database cannot be used.
         """
         for device in outcomes.due_checks(self._store, among=self._among, most=_DEVICES_PER_STEP):
-            rounds = jobs.of_key(self._store, check_key(device))
-            if not rounds:
-                self._begin(device)
-            elif rounds[-1].state not in jobs.LIVE:
-                self._continue(device, rounds)
+            try:
+                rounds = jobs.of_key(self._store, check_key(device))
+                if not rounds:
+                    self._begin(device)
+                elif rounds[-1].state not in jobs.LIVE:
+                    self._continue(device, rounds)
+            except ValueError as error:  # of one device, such as a runtime that was uninstalled meanwhile
+                self._end(device, _cannot(error), None)
 
     def _begin(self, device: DeviceRow) -> None:
         try:
             plan = self._plan_of(device)
         except (NasError, OSError) as error:
-            self._end(device, CheckResult(CheckOutcome.UNSURE, f"it cannot be checked: {error}"), None)
+            self._end(device, _cannot(error), None)
             return
         self._queue(device, plan, 0, CHECK_RUNS if self._calibration(device, plan) else CALIBRATION_RUNS)
 
@@ -295,6 +298,10 @@ def judge_check(
 def check_key(device: DeviceRow) -> str:
     """Returns the result key of a device's current check."""
     return result_key("check", device=device.id, number=device.check_number)
+
+
+def _cannot(error: Exception) -> CheckResult:
+    return CheckResult(CheckOutcome.UNSURE, f"it cannot be checked: {error}")
 
 
 def _not_run(last: JobRow) -> CheckResult | None:

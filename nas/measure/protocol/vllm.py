@@ -58,6 +58,8 @@ _MESSAGE = 400
 """Characters of a server's message that are shown."""
 _SHORT_S = 10.0
 _POLL_S = 0.25
+_LOADING = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT)
+"""What a server answers, or a proxy in front of it, until it is ready."""
 _SETTLE_S = 2.0
 """Seconds in which counters of the server reach what was counted here."""
 _LOG_BYTES = 64 << 20
@@ -256,7 +258,7 @@ async def _wait_until_ready(http: httpx.AsyncClient, endpoint: Endpoint, timeout
             why = f"/health answers {status}"
             if status in (httpx.codes.OK, httpx.codes.NOT_FOUND):
                 return
-            if status != httpx.codes.SERVICE_UNAVAILABLE:
+            if status not in _LOADING:
                 raise InvalidInput(f"{endpoint.url}: {why}")
         except InfrastructureFailed as error:
             why = str(error)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
+from nas.core.paths import expanded
 from nas.core.stored import stored_folder
 from nas.model.text.reader import files_of, is_plain, read_texts, suffix_of
 
@@ -161,7 +162,9 @@ def read_sources(
     """
     if not entries:
         raise InvalidInput("name at least one file or folder of text", where=where)
-    if len({(base / entry).resolve() for entry in entries}) < len(entries):
+    if any("\0" in str(entry) for entry in entries):
+        raise InvalidInput("a path holds a null character", where=where)
+    if len({(base / expanded(entry, where)).resolve() for entry in entries}) < len(entries):
         raise InvalidInput("a path is named twice", where=where)
     budget, splits, sources = _Budget(most, where), dict[str, Document](), []
     for entry in entries:

@@ -96,7 +96,7 @@ def axis_views(
         for i, objective in enumerate(space.objectives)
     ]
     views += [_figure(space, figure, figures) for figure in measured_figures(space)]
-    return [*_with_own_keys(views), *_structure(space)]
+    return [*_with_own_keys([*views, *_structure(space)])]
 
 
 def cache_context(space: SearchSpace) -> int:

@@ -187,7 +187,11 @@ def _draw_intervals(panel: Axes, rows: Iterable[Any], x: Objective, y: Objective
     for row in rows:
         for at in _points([row], x, y):
             (start, end), (low, high) = (
-                interval(row["objectives"][axis["name"]], row["sd"][axis["name"]], METRICS[axis["metric"]].transform)
+                interval(
+                    row["objectives"][axis["name"]],
+                    row["sd"][axis["name"]] or 0.0,  # unknown noise has no interval
+                    METRICS[axis["metric"]].transform,
+                )
                 for axis in (x, y)
             )
             panel.plot((start, end), (at[1], at[1]), color=colour, alpha=0.35, linewidth=1)
@@ -350,11 +354,17 @@ def _draw_budgets(panel: Axes, budgets: Sequence[Mapping[str, Any]], x: Objectiv
     """Draws lines at the limits of budgets on an axis of this panel."""
     for budget in budgets:
         for axis, line in ((x, panel.axvline), (y, panel.axhline)):
-            # An axis over several devices or runtimes is a ratio; limits are figures of one of them.
-            one_target = axis["aggregate"] is None
-            same = budget["metric"] == axis["metric"] and budget["workload"] == (axis["workload"] or "")
-            if one_target and same and budget["limit"] is not None:
+            if budget["limit"] is not None and _is_of(budget, axis):
                 line(budget["limit"], color=_BUDGET, linestyle="--", linewidth=1, label="budget")
+
+
+def _is_of(budget: Mapping[str, Any], axis: Objective) -> bool:
+    """Returns whether a budget limits the figure of an axis; one over several devices or runtimes is of ratios."""
+    device, runtime, label = axis.get("device"), axis.get("runtime"), budget.get("runtime")
+    # Either may have the quantisation behind the name.
+    same_runtime = runtime is None or f"{runtime} ".startswith(f"{label} ") or f"{label} ".startswith(f"{runtime} ")
+    same_figure = budget["metric"] == axis["metric"] and budget["workload"] == (axis["workload"] or "")
+    return axis["aggregate"] is None and same_figure and same_runtime and device in (None, budget.get("device"))
 
 
 def _label(objective: Objective) -> str:

@@ -207,7 +207,7 @@ class StudyLog:
             self.notes.append(event)
             return
         if self.launched and what != Launched.what:
-            self.elapsed_s += event.at - self.at
+            self.elapsed_s += max(0.0, event.at - self.at)
         self.launched = self.launched or what == Launched.what
         self.last, self.at = event.id, event.at
         if event.kind is EventKind.STUDY:

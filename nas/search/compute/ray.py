@@ -84,7 +84,7 @@ class Request:
             InvalidInput: neither a share of one GPU nor a number of them.
         """
         if gpus is not None:
-            if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+            if gpus < 0 or not (gpus <= 1 or float(gpus).is_integer()):  # not a number, and infinity, are none
                 raise InvalidInput(f"{gpus:g} GPUs: give 0, a share of one, or a whole number", where="--train-gpus")
             return Request(gpus)
         with_gpu = [node for node in nodes if node.gpus > 0]
@@ -126,9 +126,6 @@ class Compute(Protocol):
         Raises:
             InfrastructureFailed: the worker or its node died, or the work says so.
         """
-
-    def close(self) -> None:
-        """Stops the workers that this process started."""
 
 
 class RayCompute:

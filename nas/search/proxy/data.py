@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nas.core.errors import InvalidInput
 from nas.core.task import IGNORE, Exhibit, MediaTask, RetrievalTask, Task, make_task
 from nas.model.nn.maxsim import maxsim
 from nas.model.nn.model import Model
@@ -181,11 +182,15 @@ def open_data(job: TrainJob) -> Data:
 
     Raises:
         InfrastructureFailed: this host has another corpus than the job names.
+        InvalidInput: a domain of the corpus is shorter than a sequence.
     """
     match job.run:
         case LmRun() as run:
             corpus = open_corpus(run.corpus)
             domains = corpus.domains if run.bpe is None else encoded(corpus, run.bpe)
+            if short := [name for name, domain in domains.items() if domain.train.size <= run.length]:
+                text = f"too little text to train on for sequences of {run.length:,}: {', '.join(short)}"
+                raise InvalidInput(text, where="corpus")
             return LmData(domains, job.batch, run.length, run.eval_bytes, job.seed)
         case TaskRun() as run:
             return TaskData(run.task, make_task(run.task, run.settings), job.batch, job.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -55,9 +56,13 @@ class LmRun(BaseModel):
         return inputs | ({} if self.bpe is None else {"bpe": [BPE_VERSION, self.bpe]})
 
 
-def is_part(group: str) -> bool:
-    """Returns whether a group of a language model is a part of another one, whose labels it shares."""
-    return group.startswith("lm/") and group.rpartition(".")[2] in PARTS
+def is_part(group: str, groups: Container[str]) -> bool:
+    """Returns whether a group of a language model is a part of another of `groups`, whose labels it shares.
+
+    A domain has the name that its user wrote, which may end like a part: `docs/*.rest`.
+    """
+    whole, _, part = group.rpartition(".")
+    return group.startswith("lm/") and part in PARTS and whole in groups
 
 
 class TaskRun(BaseModel):

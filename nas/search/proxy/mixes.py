@@ -7,6 +7,7 @@ nothing, as a mean over held-out text and answers that have to be recalled.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -91,6 +92,8 @@ def evaluate_mix(
             device=place.type,
             weights_sha256=digest,
         )
+        if all(map(math.isfinite, above.values()))
+        else CandidateFailed("not_finite", f"the scores of {layout} are not finite")
         for job, above, losses, tokens, digest in scored
     ]
 

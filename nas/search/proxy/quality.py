@@ -148,7 +148,7 @@ class QualityScale(BaseModel):
         A score below `minimum` counts as that: ratios to what the reference hardly learns have no bound.
         A group of recall that was trained with these seeds alone counts in recall, with the prior of its noise.
         """
-        groups = {group for scores in published.values() for group in recall_of(scores) if not is_part(group)}
+        groups = {group for scores in published.values() for group in recall_of(scores) if not is_part(group, scores)}
         new = groups - {*self.reference, *self.left_out}
         means = {group: fmean(_ratios(published, group, 1.0).values()) for group in {*self._scored, *new}}
         bases = {group: max(mean, self.minimum) for group, mean in means.items()}
@@ -230,7 +230,7 @@ def fix_scale(
     Raises:
         InvalidInput: the published reference learns nothing in this rung.
     """
-    groups = sorted({group for scores in published.values() for group in scores if not is_part(group)})
+    groups = sorted({group for scores in published.values() for group in scores if not is_part(group, scores)})
     means = {group: fmean(_ratios(published, group, 1.0).values()) for group in groups}
     learned = {group: mean for group, mean in means.items() if mean >= minimum}
     if not learned:

@@ -6,6 +6,7 @@ A killed training resumes from the last checkpoint under its key and gives the s
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -314,7 +315,11 @@ def _tokens(data: Data) -> int:
 def _results(
     jobs: Sequence[TrainJob], state: TrainingState, data: Sequence[Data], worker: Worker, checkpoint_dir: Path
 ) -> list[TrainResult]:
-    """Scores the weights of each seed and writes them."""
+    """Scores the weights of each seed and writes them.
+
+    Raises:
+        CandidateFailed: a score is not finite.
+    """
     evaluated, scored = state.evaluated(), []
     for index, (job, seed_data) in enumerate(zip(jobs, data, strict=True)):
         model, losses = evaluated, state.losses
@@ -332,6 +337,9 @@ def _results(
             save_tensors(padded_weights(graph, exported_layout(job)), path, {"step": state.step})
             weights = Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
             rounded = _rounded_scores(job, weights, seed_data, worker)
+        numbers = [score.loss for score, _ in scores.values()] + [n for row in rounded.values() for n in row.values()]
+        if not all(map(math.isfinite, numbers)):
+            raise CandidateFailed("not_finite", f"training {job.key[:12]} ends with scores that are not finite")
         scored.append((job, scores, losses, weights, rounded))
     return [
         TrainResult(

@@ -141,7 +141,7 @@ def estimate(store: Store | None, space: SearchSpace, trials: int, ids: Mapping[
     """Estimates a study that has not begun: `ids` are those of registered devices by their names in the space."""
     devices = {ids.get(name, name) for name in space.devices}
     paces = [] if store is None else _earlier_paces(store, devices, None, workers)
-    unproposed = min(trials, len(space.layouts) or trials)
+    unproposed = min(trials, len(space.listed()) or trials)
     return _estimate(_Progress(space, unproposed, feasible=_feasible_share(space)), None, paces, workers)
 
 

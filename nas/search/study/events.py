@@ -454,13 +454,13 @@ def calibrated_devices(log: Iterable[Event]) -> list[CalibratedDevice]:
 def elapsed(log: Sequence[Event]) -> list[float]:
     """Returns the seconds that an orchestrator had run at each event: from each launch to the event before the next.
 
-    What people add is no work of an orchestrator.
+    What people add is no work of an orchestrator. Where the clock was set back, no time passed.
     """
     total, is_launched, at, seconds = 0.0, False, 0.0, []
     for event in log:
         what = event.payload.get("what")
         if what not in BY_PEOPLE:
-            total += event.at - at if is_launched and what != Launched.what else 0.0
+            total += max(0.0, event.at - at) if is_launched and what != Launched.what else 0.0
             is_launched, at = is_launched or what == Launched.what, event.at
         seconds.append(total)
     return seconds

@@ -138,13 +138,11 @@ class Orchestrator:
         run = TrialRun(trial.number, layout, reference)
         self.runs[trial.number] = run
         self._promotion.enter(run)
-        task = asyncio.create_task(run_trial(run, self._context), name=f"trial {trial.number}")
-        self._tasks[trial.number] = task
-        task.add_done_callback(lambda _: self._take_end(run))
+        self._tasks[trial.number] = asyncio.create_task(self._run_trial(run), name=f"trial {trial.number}")
 
-    def _take_end(self, run: TrialRun) -> None:
-        if run.has_ended:  # false where the process ends, which decides nothing about other trials
-            self._promotion.leave(run)
+    async def _run_trial(self, run: TrialRun) -> None:
+        await run_trial(run, self._context)
+        self._promotion.leave(run)  # before the task is done: else trials that wait for this end would seem stuck
         self._failed_in_a_row = [*self._failed_in_a_row, run] if run.retryable else []
 
     async def _train_anchors(self) -> None:
@@ -179,10 +177,11 @@ class Orchestrator:
                     self._rescoring = asyncio.create_task(rescoring.run(), name="re-scored front")
                     continue
                 return StudyState.COMPLETE
-            self._require_progress(pending)
             stop = asyncio.ensure_future(self._stop.wait())
-            await asyncio.wait([*pending, stop], timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*pending, stop], timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
+            if not done:  # what waits for a task that is done may not have gone on yet
+                self._require_progress(pending)
 
     def _retry_failed(self) -> bool:
         """Restarts, once, the trials that an infrastructure failure ended; returns whether there are any."""

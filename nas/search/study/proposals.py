@@ -78,6 +78,7 @@ class ProposalDriver:
         self._asking = self._has_point = False
         self._deferred: list[Callable[[], None]] = []
         self._hashes: dict[int, set[str]] = {}
+        self._final: set[int] = set()
         self.expected_gain: float | None = None
         """In hypervolume, of the last proposal; None if no model chose it, or the proposer does not report one."""
 
@@ -150,15 +151,20 @@ class ProposalDriver:
     def _is_new(self, trial: int, observation: Observation) -> bool:
         """Returns whether the proposer has not seen this of a trial since that was withdrawn, if it was.
 
-        Noise is estimated: another estimate alone is not new.
+        Noise is estimated: another estimate alone is not new. Nor is what a resumed study sees again on the way to an
+        end that the proposer has seen: references may be measured in another order, and have other coordinates there.
         """
         name = content_hash(replace(observation, noise={}).to_json())
         hashes = self._hashes.setdefault(trial, set())
-        new = name not in hashes
-        if new and observation.status == "withdrawn":
+        if name in hashes or (observation.status == "running" and trial in self._final):
+            return False
+        if observation.status == "withdrawn":
             hashes.clear()
+            self._final.discard(trial)
+        elif observation.status != "running":
+            self._final.add(trial)
         hashes.add(name)
-        return new
+        return True
 
     def _now_or_later(self, action: Callable[[], None]) -> None:
         if self._asking:
@@ -218,20 +224,23 @@ class BoundSpace:
         return {self._coordinate(objective): objective.name for objective in self.space.objectives}
 
     def budgets(self) -> dict[str, tuple[str, float]]:
-        """Returns the meaning of each excess -> its name, and its limit as the excess has it: greater is looser."""
-        limits = {}
+        """Returns the meaning of each excess -> its name, and its limit as the excess has it: greater is looser.
+
+        Of several budgets on one figure the strictest counts.
+        """
+        limits = list[tuple[str, str, float]]()
         for budget in self.space.budgets:
             limit, relative = budget.limit
             if METRICS[budget.metric].source == "proxy":
                 quality = [self._proxied(budget.metric), self.space.references.published]
-                limits[canonical_json(quality)] = (check_name(budget.name, PROXY), -limit)
+                limits.append((canonical_json(quality), check_name(budget.name, PROXY), -limit))
                 continue
             base = self.space.references.published if relative else None
             room = math.log(limit) if METRICS[budget.metric].direction == "min" else -math.log(limit)
             for key in measurement_keys(self.space, budget):
                 meaning = [budget.metric, self._where(key), base]
-                limits[canonical_json(meaning)] = (check_name(budget.name, key), room)
-        return limits
+                limits.append((canonical_json(meaning), check_name(budget.name, key), room))
+        return {meaning: (name, room) for meaning, name, room in sorted(limits, key=lambda limit: -limit[2])}
 
     def _proxied(self, metric: str) -> str:
         rounding = self.space.quality.rounding

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from nas.core.comparison import naming_order
@@ -10,6 +9,7 @@ from nas.core.errors import CandidateFailed
 from nas.core.progress import Log
 from nas.core.scoring import PUBLISHED, MeasurementKey
 from nas.search.study.events import Named, Remeasured, SecondFigures, notes
+from nas.search.study.stages import side_by_side
 from nas.search.study.trial import StudyContext, TrialRun
 
 _REPLICATE = 2
@@ -49,7 +49,7 @@ class Remeasuring:
         for round_ in range(self._settings.rounds):
             # In turns, and back and forth, so that a drift of the device is the same for all.
             order = measured if round_ % 2 == 0 else measured[::-1]
-            failed = await asyncio.gather(*(self._measure(number, round_) for number in order))
+            failed = await side_by_side(self._measure(number, round_) for number in order)
             measured = [number for number in measured if number not in failed]
             if published not in measured or len(measured) < 2:
                 return
@@ -58,8 +58,8 @@ class Remeasuring:
         """Measures a trial once more at all keys, and notes its figures; returns its number if that fails."""
         work = self._study.work
         try:
-            rows = await asyncio.gather(
-                *(self._figures(number, key, round_) for key in work.measurement_keys(work.space.measured))
+            rows = await side_by_side(
+                self._figures(number, key, round_) for key in work.measurement_keys(work.space.measured)
             )
         except CandidateFailed as error:
             self._log(f"trial {number} was not measured again: {error}")

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _NO_QUALITY = QualityValue(0.0, 0.0, "")
 _FEWEST_ANCHORS = 2
+_ORDER = {"quality": 0, RECALL_METRIC: 1}
+"""Metrics whose coordinates come first."""
 
 
 class Scales:
@@ -234,7 +236,7 @@ class Scales:
     def coordinates(self, run: TrialRun) -> tuple[float, ...]:
         """Returns all coordinates of a trial that finished a rung, quality first; infinity for unknown ones."""
         coordinates = self.known_coordinates(run)
-        objectives = sorted(self._space.objectives, key=lambda objective: METRICS[objective.metric].source != "proxy")
+        objectives = sorted(self._space.objectives, key=lambda objective: _ORDER.get(objective.metric, len(_ORDER)))
         return tuple(coordinates.get(objective.name, math.inf) for objective in objectives)
 
     def _axis(self, run: TrialRun, index: int) -> Axis | None:
@@ -249,10 +251,18 @@ class Scales:
         return axis(self._space, objective, run.figures, self._figures[PUBLISHED], _NO_QUALITY)
 
     def _as_json(self) -> dict[str, Any]:
+        """Returns the constants as they are stored.
+
+        Further references have no part in them, and may be measured earlier or later when a study is resumed: of those
+        there is what is stored already.
+        """
+        stored, names = self._ledger.study.scales or {}, (PUBLISHED, ATTENTION)
+        figures = {name: figures_json(self._figures[name]) for name in names}
+        final = {name: [self._final[name].value, self._final[name].sd] for name in names}
         return {
-            "figures": {name: figures_json(figures) for name, figures in self._figures.items()},
+            "figures": {**stored.get("figures", {}), **figures},
             "quality": {scale.rung: scale.model_dump(mode="json") for scale in self._rungs.values()},
-            "final_quality": {name: [quality.value, quality.sd] for name, quality in self._final.items()},
+            "final_quality": {**stored.get("final_quality", {}), **final},
         }
 
 

@@ -6,11 +6,11 @@ import asyncio
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
@@ -33,6 +33,7 @@ from nas.search.study.ledger import Ledger
 
 Action = Callable[[], Awaitable[Outcome]]
 SeedScores = dict[int, dict[str, float]]
+T = TypeVar("T")
 _TRIES = {"export": 3, "train": 3, "gate": 3, "measure": 1}
 _FIRST_PAUSE_S = 0.5
 _TIMES = ("seconds", "waited_s", "cpu_seconds")
@@ -413,6 +414,17 @@ class StageWork:
                 again = TrainResult.model_validate(value_of(await self.trainings.run(trial, job)))
                 trained = Checkpoint(file, again.weights_sha256)
         return trained
+
+
+async def side_by_side(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Returns the results of what runs at the same time; if one fails, the others are cancelled and have ended."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def value_of(outcome: Outcome) -> Any:

@@ -6,7 +6,6 @@ trial again after a kill continues where it stopped. The store, not this corouti
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from nas.search.study.events import QualityKnown
 from nas.search.study.ledger import Ledger
 from nas.search.study.promotion import PromotionController
 from nas.search.study.scales import Scales
-from nas.search.study.stages import StageWork
+from nas.search.study.stages import StageWork, side_by_side
 
 
 @dataclass
@@ -40,7 +39,6 @@ class TrialRun:
         quality: at the highest rung so far.
         rung: index of the highest one that it entered.
         waiting: whether it waits for other trials, with nothing to do itself.
-        has_ended: whether it came to an end in this process.
         failed: why it failed.
     """
 
@@ -53,7 +51,6 @@ class TrialRun:
     quality: Quality | None = None
     rung: int | None = None
     waiting: bool = False
-    has_ended: bool = False
     failed: CandidateFailed | InfrastructureFailed | None = None
 
     @property
@@ -219,14 +216,8 @@ async def _keeps_budgets(
         measurement = await study.work.measure(run.number, run.artifacts[key.runtime], key, repetitions, replicate)
         run.figures = {**run.figures, **with_file_size({key: measurement.figures})}
 
-    tasks = [asyncio.ensure_future(measure(key)) for key in study.work.measurement_keys(workloads)]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        # One failure fails the trial: the other measurements are cancelled, so that no device is busy with them.
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    # One failure fails the trial: no device stays busy with the other measurements.
+    await side_by_side(measure(key) for key in study.work.measurement_keys(workloads))
     if run.reference is None:
         with run.wait():
             published = await study.scales.published_figures()
@@ -243,5 +234,4 @@ def end_infeasible(run: TrialRun, study: StudyContext, broken: Iterable[BudgetCh
 
 def _end(run: TrialRun, study: StudyContext, kind: EventKind, **payload: Any) -> None:
     study.ledger.mark(run.number, kind, **payload)
-    run.has_ended = True
     study.report(run, kind.value)

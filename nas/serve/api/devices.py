@@ -32,7 +32,7 @@ from nas.infra.store.rows import (
 )
 from nas.infra.store.store import Store
 from nas.infra.web.errors import documented
-from nas.infra.web.events import DOCUMENTED, Streams, next_page, wants_stream
+from nas.infra.web.events import DOCUMENTED, Streams, wants_stream
 from nas.infra.web.off_loop import off_loop
 from nas.measure.devices.attachments import Tag
 from nas.measure.farm.agent_api import Access, guarded
@@ -436,7 +436,7 @@ def device_events_router(store: Store, access: Access, streams: Streams) -> APIR
 
         if wants_stream(http):
             return await streams.open(http, fetch, after)
-        return await next_page(fetch, after, wait_s)
+        return await streams.next_page(fetch, after, wait_s)
 
     return router
 
@@ -584,18 +584,23 @@ def retire_device(store: Store, id: str) -> DeviceView:
 
 def page_of_agents(store: Store, *, after: str = "", limit: int) -> AgentPage:
     """Returns agents by name, after `after`."""
-    served = defaultdict(list)
-    for row in devices.all(store):
-        served[row.agent].append(row.id)
-    later = sorted((agent for agent in agents.all(store) if agent.name > after), key=lambda agent: agent.name)
-    views = [AgentView(**shared(AgentView, agent), devices=served[agent.name]) for agent in later[:limit]]
-    return AgentPage(agents=views, next=views[-1].name if len(later) > limit else None)
+    later = [view for view in _agent_views(store) if view.name > after]
+    return AgentPage(agents=later[:limit], next=later[limit - 1].name if len(later) > limit else None)
 
 
 def revoke_secret(store: Store, name: str) -> AgentView:
     """Takes an agent's secret away; raises InvalidInput if it has none."""
     agents.revoke(store, name)
-    return next(agent for agent in page_of_agents(store, limit=len(agents.all(store))).agents if agent.name == name)
+    return next(view for view in _agent_views(store) if view.name == name)
+
+
+def _agent_views(store: Store) -> list[AgentView]:
+    """Returns all agents, by name."""
+    served = defaultdict(list)
+    for row in devices.all(store):
+        served[row.agent].append(row.id)
+    views = [AgentView(**shared(AgentView, agent), devices=served[agent.name]) for agent in agents.all(store)]
+    return sorted(views, key=lambda view: view.name)  # not by collation
 
 
 def _drift(drift: calibrations.Drift, most: int) -> DriftView:

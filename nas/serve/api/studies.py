@@ -15,15 +15,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import EventKind
-from nas.infra.store import events, studies, trials
+from nas.infra.store import events, leases, studies, trials
 from nas.infra.store import listings as pages
-from nas.infra.store.leases import lock_study
 from nas.infra.store.listings import StudySummary
 from nas.infra.store.rows import ApiToken, Role, StudyState
 from nas.infra.store.store import Store, retried
 from nas.infra.web import events as following
 from nas.infra.web.errors import documented
-from nas.infra.web.events import LAST_ID, Streams, next_page, wants_stream
+from nas.infra.web.events import LAST_ID, Streams, wants_stream
 from nas.infra.web.off_loop import off_loop
 from nas.infra.web.server import max_body
 from nas.measure.devices.attachments import Tag
@@ -278,7 +277,7 @@ def studies_router(
         if not after.isdecimal() or not after.isascii():
             raise InvalidInput("'after' is what the page before gave as 'next'", where="after")
         rows = pages.studies(store, after=min(int(after), LAST_ID), limit=limit + 1, matching=filter)
-        statuses = [_row_status(row, submitted.find(row.name)) for row in rows[:limit]]
+        statuses = [_row_status(row, submitted.find_readable(row.name)) for row in rows[:limit]]
         if len(rows) > limit:
             return StudyPage(studies=statuses, next=str(rows[limit - 1].id))
         queued = [_queued(submission) for submission in submitted.not_begun()]
@@ -387,7 +386,7 @@ def studies_router(
 
         if wants_stream(http):
             return await streams.open(http, fetch, after)
-        return await next_page(fetch, after, wait_s)
+        return await streams.next_page(fetch, after, wait_s)
 
     return router
 
@@ -402,7 +401,7 @@ def mark_trial(store: Store, study: str, number: int, request: MarkRequest) -> T
     id = studies.find_id(store, study)
     trials.get(store, id, number)
     with store.write() as connection:
-        lock_study(connection, id)  # marks of two visitors at once are both kept
+        leases.lock_study(connection, id)  # marks of two visitors at once are both kept
         before = [mark for mark in notes(events.notes(store, id, Marked.what), Marked) if mark.trial == number]
         old = before[-1] if before else Marked(number, star=False, tags=(), text="")
         new = Marked(
@@ -453,10 +452,11 @@ def _row_status(row: StudySummary, submission: Submission | None) -> StudyStatus
 
 
 def _queued(submission: Submission) -> StudyStatus:
+    end = "stopped" if submission.stop else "failed"
     return StudyStatus(
         study=submission.study,
         space=submission.space,
-        state="failed" if submission.has_ended else "queued",
+        state=end if submission.has_ended else "queued",
         desired_state="stop" if submission.stop else "run",
         trials=0,
         created=submission.submitted,
@@ -470,7 +470,11 @@ def _events(store: Store, submitted: SubmittedStudies, name: str, after: int, li
     new = events.since(store, row.id, after, limit=limit) if row is not None else []
     entries = [EventView.model_validate(event) for event in new]
     last = new[-1].id if new else after
-    over = view.state in _OVER if view.submission is None else view.submission.state is SubmissionState.ENDED
+    over = view.state in _OVER
+    if view.submission is not None:
+        # One that ended may have been resumed where it was launched.
+        resumed = row is not None and leases.holder(store, row.id) is not None
+        over = view.submission.state is SubmissionState.ENDED and not resumed
     return EventPage(events=entries, last=last, state=view.state, ended=over and len(new) < limit)
 
 

@@ -6,6 +6,7 @@ restarts the others with `--resume`. Results are in the database, as with any la
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -14,7 +15,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, Self
@@ -140,13 +141,15 @@ class SubmissionFolder:
         """Reads the submission; None if nothing was submitted under this name.
 
         Raises:
-            InfrastructureFailed: the file is damaged.
+            InfrastructureFailed: the file is damaged, or this user cannot read it.
         """
         path = self.path / "submission.json"
         try:
             return Submission.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise InfrastructureFailed(f"{path} cannot be read: {error.strerror}") from error
         except ValidationError as error:
             raise InfrastructureFailed(f"{path} is damaged or of another hilnas: {error.errors()[0]['msg']}") from error
 
@@ -178,7 +181,8 @@ class SubmissionFolder:
         """Cuts a log that is too long. Concurrently written lines may be lost."""
         path = self.path / "launch.log"
         if path.is_file() and path.stat().st_size > LOG_BYTES:
-            write_durably(self.path / "launch.log.1", _end_of(path, LOG_BYTES // 2))
+            with contextlib.suppress(OSError):  # a log that fills the disk has to be cut, too
+                write_durably(self.path / "launch.log.1", _end_of(path, LOG_BYTES // 2))
             os.truncate(path, 0)
 
     def log_tail(self) -> str:
@@ -204,23 +208,21 @@ class LaunchProcess:
     Args:
         store: the database that they use.
         home: their `$NAS_HOME`.
-        more: further arguments of `nas launch`, such as a Ray cluster's address.
     """
 
-    def __init__(self, store: Store, home: Path, more: Sequence[str] = ()) -> None:
+    def __init__(self, store: Store, home: Path) -> None:
         # Not as an argument: the URL may contain a password, and all users can read arguments.
         environment = {"NAS_HOME": str(home), "NAS_DB": store.engine.url.render_as_string(hide_password=False)}
         self._environment = {
             name: value for name, value in os.environ.items() if name not in _NOT_INHERITED
         } | environment
-        self._more = tuple(more)
 
     def start(
         self, folder: SubmissionFolder, submission: Submission, lock: IO[bytes], *, resume: bool
     ) -> subprocess.Popen[bytes]:
         """Starts a process that holds `lock` until it ends, also if this one ends first."""
         argv = [sys.executable, "-m", PROGRAM, "launch", "--space", str(folder.space), "--study", submission.study]
-        argv += ["--yes", "--json", *self._more]
+        argv += ["--yes", "--json"]
         argv += ["--trials", str(submission.trials)] if submission.trials is not None else []
         argv += ["--resume"] * resume
         argv += [part for name in submission.warm_start for part in ("--warm-start", name)]
@@ -305,18 +307,29 @@ class SubmittedStudies:
         return new
 
     def find(self, study: str) -> Submission | None:
-        """Returns a submitted study; None if there is none of this name."""
+        """Returns a submitted study; None if there is none of this name.
+
+        Raises:
+            InfrastructureFailed: its record is damaged.
+        """
         studies.check_name(study)
         return self._folder(study).read()
 
+    def find_readable(self, study: str) -> Submission | None:
+        """Returns the same as `find`; None also for a damaged record, so that a list shows the others."""
+        try:
+            return self.find(study)
+        except InfrastructureFailed:  # `poll` logs it
+            return None
+
     def submitter(self, study: str) -> str | None:
-        """Returns the name of the API token that submitted a study; None if it was not submitted."""
-        submission = self.find(study)
+        """Returns the name of the API token that submitted a study; None if that is not known."""
+        submission = self.find_readable(study)
         return None if submission is None else submission.submitted_by
 
     def log_tail(self, study: str) -> str | None:
         """Returns the end of what the process of a submitted study printed; None: nothing, or it was not submitted."""
-        return None if self.find(study) is None else self._folder(study).log_tail() or None
+        return None if self.find_readable(study) is None else self._folder(study).log_tail() or None
 
     def row(self, study: str) -> Study | None:
         """Returns the study in the database; None until its process has created it."""
@@ -356,9 +369,12 @@ class SubmittedStudies:
                 submission for submission in self._all() if not submission.has_ended and self._is_running(submission)
             ]
             free = self._at_once - len(running)
-            due = [submission for submission in self._all() if submission.state is SubmissionState.QUEUED]
-            for submission in sorted(due, key=lambda waiting: waiting.submitted):
-                if free > 0 and submission.not_before <= self._store.now() and self._start(submission):
+            now = self._store.now()
+            queued = [submission for submission in self._all() if submission.state is SubmissionState.QUEUED]
+            for submission in sorted(queued, key=lambda waiting: waiting.submitted):
+                # One that was started in the future: the clock was set back since.
+                due = submission.not_before <= now or (submission.started or 0.0) > now
+                if free > 0 and due and self._start(submission):
                     free -= 1
 
     def _run(self) -> None:
@@ -390,7 +406,7 @@ class SubmittedStudies:
             raise Conflict(f"study {study!r} is complete")
         working = (StudyState.RUNNING, StudyState.PAUSED, StudyState.NEW)
         at_work = row is not None and studies.condition(self._store, row).state in working
-        if row is not None and at_work:
+        if row is not None and (at_work or submission is not None):
             studies.set_desired_state(self._store, row.id, "run")
         elif submission is None:
             raise Conflict(f"study {study!r} was not submitted; resume it where it was launched: nas launch --resume")

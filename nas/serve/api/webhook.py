@@ -56,7 +56,8 @@ def checked_url(url: str) -> str:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port
         local = host == "localhost" or (parts.scheme == "http" and ipaddress.ip_address(host).is_loopback)
-    except ValueError:
+        httpx.URL(url)  # which has rules of its own
+    except (ValueError, httpx.InvalidURL):
         host, local = "", False
     if host and (parts.scheme == "https" or (parts.scheme == "http" and local)):
         return url

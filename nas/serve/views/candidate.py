@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from threading import Lock
@@ -12,7 +13,6 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.measurement import TTFT_PARTS, ClockName, Figure, Measurement, Repetition
@@ -469,15 +469,10 @@ def trainings(
 
 
 class Forecasts:
-    """A cache of the hardware models of the latest studies.
+    """A cache of the hardware models of the latest studies; those of a running one are fitted again once a minute."""
 
-    Args:
-        snapshots: of the studies.
-        clock: for the age of a fit; the models of a running study are fitted again at most once a minute.
-    """
-
-    def __init__(self, snapshots: Snapshots, clock: Clock | None = None) -> None:
-        self._snapshots, self._clock = snapshots, clock or SystemClock()
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
         self._fitted: OrderedDict[int, tuple[StudySnapshot, float]] = OrderedDict()
         self._lock = Lock()
 
@@ -495,9 +490,8 @@ class Forecasts:
             )
         with self._lock:
             fitted, at = self._fitted.get(study.id, (study, -math.inf))
-            if self._clock.monotonic() - at >= _FRESH_S:
-                fitted = study
-                at = self._clock.monotonic()
+            if time.monotonic() - at >= _FRESH_S:
+                fitted, at = study, time.monotonic()
             models = fitted.cached("hardware models", lambda: study_models(fitted.record))
             self._fitted[study.id] = fitted, at
             self._fitted.move_to_end(study.id)

@@ -57,8 +57,8 @@ from nas.model.nn.model import Model
 from nas.model.nn.weights import load_weights, save_weights
 from nas.train.adapt.costs import Choices, Figures, Problem, replaced_by
 from nas.train.adapt.device import Bench, BenchOf, figure_of, write_json
-from nas.train.adapt.healing import heal
-from nas.train.adapt.hours import RESERVE, PartTimes, step_seconds, time_library
+from nas.train.adapt.healing import heal, train_child
+from nas.train.adapt.hours import RESERVE, PartTimes, time_library
 from nas.train.adapt.library import (
     STREAM_BYTES,
     Library,
@@ -83,8 +83,11 @@ REQUEST = "request.json"
 FRONT = "front.json"
 REPORT = "report.json"
 CHILD = "child.safetensors"
+_TRAINING = "training"
 _CHILD_MEASUREMENTS = 3
 """Of a chosen child: one, and fresh ones of twice the repetitions."""
+_TIMED_STEPS = 3
+"""Steps of healing that are timed."""
 _ROUNDS = 4
 """Choices that are tried."""
 _MARGIN = 0.99
@@ -184,7 +187,7 @@ class Adaptation:
     bench: Bench = field(init=False)
 
     def __post_init__(self) -> None:
-        self.library = self._open_library(self.request.library_folder, self.request.library, self.worker)
+        self.library = self._open_library(self.request.library_folder, self.request.library, self.worker, self.workers)
         slot, block = next((slot, block) for slot in self.alternatives if (block := slot.block(self.teacher.layout)))
         for name in self.request.bits:  # a build that rounds is missed before anything is trained
             self.library.module(slot, Stored(block, name))
@@ -362,10 +365,10 @@ class Adaptation:
             self.library,
             self.healing_text,
             self.request.healing,
-            self.folder / "training",
+            self.folder / _TRAINING,
         )
         save_weights(model, path)
-        shutil.rmtree(self.folder / "training", ignore_errors=True)
+        shutil.rmtree(self.folder / _TRAINING, ignore_errors=True)
         return model
 
     @cached_property
@@ -494,7 +497,7 @@ class Adaptation:
         self.worker.log(times.describe(hours, *tokens))
 
     def _timed(self, hours: float | None) -> PartTimes:
-        """Times the parts of the adaptation; refuses too few hours as soon as it is clear."""
+        """Times the parts of the adaptation in this process; refuses too few hours as soon as it is clear."""
         log = self.worker.log
         log("timing the parts of the adaptation: a measurement")
         layout, library, healing = self.layout, self.request.library, self.request.healing
@@ -523,28 +526,30 @@ class Adaptation:
 
     def _healing_seconds(self, quiet: Worker) -> float:
         """Returns seconds of healing for each token, of a child as large as the model."""
-        tokens = self.healing_text.sequences * self.healing_text.length
-        with tempfile.TemporaryDirectory() as folder:
-            settings = self.request.library
-            least = settings.model_copy(update={"score_tokens": settings.window})  # divergences are not timed
-            library = self._open_library(Path(folder), least, quiet)
+        tokens, checkpoints = self.healing_text.sequences * self.healing_text.length, self.folder / _TRAINING
+        checkpoints.mkdir(exist_ok=True)  # they are large: where there is room for those of the healing
+        library = self._open_library(checkpoints, self.request.library, quiet)
 
-            def train(steps: int) -> None:
-                healing = self.request.healing.model_copy(update={"tokens": steps * tokens})
-                heal(lambda: library.mix({}), library, self.healing_text, healing, Path(folder, str(steps)))
+        def seconds(steps: int) -> float:
+            healing = self.request.healing.model_copy(update={"tokens": steps * tokens})
+            with tempfile.TemporaryDirectory(dir=checkpoints) as folder:
+                return train_child(library.mix({}), library, self.healing_text, healing, Path(folder))
 
-            return step_seconds(train) / tokens
+        seconds(1)  # what only the first training takes, such as loading kernels, does not count
+        return seconds(_TIMED_STEPS) / _TIMED_STEPS / tokens
 
-    def _open_library(self, folder: Path, settings: LibrarySettings, worker: Worker) -> Library:
+    def _open_library(
+        self, folder: Path, settings: LibrarySettings, worker: Worker, workers: Workers | None = None
+    ) -> Library:
         """Opens a library; recall is scored where it counts, and other scores than those of sums are of all text."""
         exact = self.request.pairs or self.request.write_space is not None
         settings = settings.model_copy(update={"score_error": 0.0}) if exact else settings
         counts = self.request.recall or self.request.write_space is not None
         recall = self._recall_text(0) if counts and settings.recall_tokens else None
         rounding = rounding_runtime(self.request.runtime if self.request.bits else None)
-        if self.workers is None:
+        if workers is None:
             return Library(folder, self.teacher, self.sources, settings, worker, recall, rounding)
-        return ParallelLibrary(folder, self.teacher, self.sources, settings, worker, recall, rounding, self.workers)
+        return ParallelLibrary(folder, self.teacher, self.sources, settings, worker, recall, rounding, workers)
 
     def _within(self, problem: Problem) -> Child:
         """Returns the best child that keeps the budgets as measured.

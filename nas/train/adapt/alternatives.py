@@ -168,8 +168,10 @@ def started(block: Block, trained: BlockModule, inputs: Tensor, seed: int, depth
         values = _pruned(weights, trained.hidden(inputs), module.block.int("width"))
     elif isinstance(trained, MixtureOfExperts) and block.kind == "moe":
         values = _used(weights, trained, inputs, module.block.int("experts"))
-    elif isinstance(trained, Attention) and block.kind in _ATTENTION:
-        values = _pooled(weights, trained.block, module.block) | _sinks(trained, module.block, inputs)
+    elif isinstance(trained, Attention) and block.kind in _ATTENTION and _has_heads_of(module.block, trained.block):
+        pooled = _pooled(weights, trained.block, module.block) | _sinks(trained, module.block, inputs)
+        shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+        values = {name: value for name, value in pooled.items() if shapes.get(name) == value.shape}  # norms may differ
     elif trained.block.kind in _ATTENTION and block.kind == "mamba2":
         values = _scanned(weights, trained.block, module, inputs)
     elif trained.block.kind in _ATTENTION and block.kind == "conv":
@@ -199,6 +201,12 @@ def _pruned(weights: dict[str, Tensor], hidden: Tensor, width: int) -> dict[str,
     gate, up, down = (weights[f"{name}.weight"] for name in ("gate", "up", "down"))
     units = (hidden.abs().flatten(0, -2).mean(0) * down.norm(dim=0)).topk(width).indices.sort().values
     return {"gate.weight": gate[units], "up.weight": up[units], "down.weight": down[:, units]}
+
+
+def _has_heads_of(after: Block, before: Block) -> bool:
+    """Returns whether attention has the heads of another one, or key-value heads that are means of its whole groups."""
+    sizes = [[block.int(name) for name in ("heads", "head_dim")] for block in (before, after)]
+    return sizes[0] == sizes[1] and before.int("kv_heads") % after.int("kv_heads") == 0
 
 
 def _pooled(weights: dict[str, Tensor], before: Block, after: Block) -> dict[str, Tensor]:

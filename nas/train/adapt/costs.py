@@ -205,7 +205,7 @@ class Choices:
                 replace(option, excludes=without) if option.empty else option for option in options[mixer]
             ]
             loss = self._loss(scores[Slot(depth, "layer"), None]) - alone.loss
-            beyond = {name: value - alone.costs[name] for name, value in cost.items()}
+            beyond = {name: value - alone.costs.get(name, 0.0) for name, value in cost.items()}
             options[mixer].append(Option(_WHOLE_LAYER, loss, beyond, empty=True, needs=(ffn, (alone.name,))))
 
     def _added(self, choice: Mapping[Slot, Alternative], count: int, base: Figures, what: str) -> Figures | None:

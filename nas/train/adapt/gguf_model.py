@@ -302,8 +302,13 @@ class GgufModel(TheirTensors):
             architectures = ", ".join(sorted(_ARCHITECTURES))
             raise Unsupported(f"architecture {arch!r} is not read from GGUF; {architectures} are", where=self.where)
         self._arch, self.left_out = _ARCHITECTURES[arch], ""
-        self.config = self._config()
-        """What config.json would say."""
+        try:
+            self.config = self._config()
+            """What config.json would say."""
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            if isinstance(error, InvalidInput):
+                raise
+            raise InvalidInput(f"has keys of the wrong kind: {error}", where=self.where) from error
         self.rope_dim = self._rope_dim()
         number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == arch)
         self._names = get_tensor_name_map(number, self.config["num_hidden_layers"])

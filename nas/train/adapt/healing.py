@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed
+from nas.core.strict import StrictKeys
 from nas.model.nn.distillation import Direction
 from nas.model.nn.fit import Precision, TrainingCheckpoint, TrainingState, fit, precision_of
 from nas.model.nn.model import Model
@@ -25,10 +26,8 @@ _TOKENS_AT_ONCE = (1024, 32768)
 an accelerator."""
 
 
-class Healing(BaseModel):
+class Healing(StrictKeys):
     """Training of the assembled child, all weights, against the trained model (LFM2 report, section 3.3)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tokens: int = Field(1 << 20, ge=1)
     length: int = Field(256, ge=8)
@@ -79,7 +78,8 @@ def heal(start: Callable[[], Model], library: Library, text: Packed, healing: He
         return model
     for settings in (healing, healing.model_copy(update={"lr": healing.lr / 10})):
         try:
-            after = library.divergence(_trained(model, library, text, settings, folder))
+            train_child(model, library, text, settings, folder)
+            after = library.divergence(model)
             if after < before:
                 return model
             reason = f"divergence {before:.4g} nats per token before, {after:.4g} after"
@@ -90,8 +90,8 @@ def heal(start: Callable[[], Model], library: Library, text: Packed, healing: He
     return model
 
 
-def _trained(model: Model, library: Library, text: Packed, healing: Healing, folder: Path) -> Model:
-    """Trains a child, and returns it in evaluation mode; raises CandidateFailed if it diverges."""
+def train_child(model: Model, library: Library, text: Packed, healing: Healing, folder: Path) -> float:
+    """Trains a child, and returns the seconds of its steps; raises CandidateFailed if it diverges."""
     teacher, worker = library.teacher, library.worker
     steps = max(1, round(healing.tokens / (text.sequences * text.length)))
     distilled = Distilled(teacher.model, healing.weight, healing.temperature, healing.k, healing.direction)
@@ -120,7 +120,8 @@ def _trained(model: Model, library: Library, text: Packed, healing: Healing, fol
         name=f"the child of {model.layout.params.total:,} weights",
         precision=lambda: precision_of(worker.device, healing.precision),
     )
-    return model.eval()
+    model.eval()
+    return state.seconds
 
 
 def _digest(model: Model) -> str:

@@ -21,6 +21,7 @@ from nas.core.errors import InvalidInput
 from nas.core.progress import Log, Progress
 from nas.core.replacement import Alternative, Slot
 from nas.core.units import show_duration
+from nas.model.nn.fit import precision_of
 from nas.train.adapt.library import Library, LibrarySettings
 
 Alternatives = Mapping[Slot, Sequence[Alternative]]
@@ -129,11 +130,11 @@ def time_library(
             log(Progress("timed kinds of layers", number, len(first), "training of their alternatives"))
             count = sum(layers[other] == layer for other in depths)
             blocks = {slot: blocks for slot, blocks in alternatives.items() if slot.depth == depth}
-            step = step_seconds(lambda steps: library(depth, steps).train(blocks)) / step_tokens  # noqa: B023 - called here
+            step = _step_seconds(lambda steps: library(depth, steps).train(blocks)) / step_tokens  # noqa: B023 - called here
             token += count * max(0.0, step - _recomputed(depth) * layer_token)
             trained = library(depth, 1).train(blocks)
             log(Progress("timed kinds of layers", number, len(first), "scores of their alternatives"))
-            scores += count * seconds_of(lambda: library(depth, 1).scores(trained))  # noqa: B023 - called here
+            scores += count * _seconds_of(lambda: library(depth, 1).scores(trained))  # noqa: B023 - called here
         log(Progress("timed kinds of layers", len(first), len(first)))
     return LibraryTimes(token, layer_token * sum(map(_recomputed, depths)), scores)
 
@@ -143,26 +144,33 @@ def _recomputed(depth: int) -> int:
     return max(0, depth - 1)
 
 
-def step_seconds(train: Callable[[int], object]) -> float:
-    """Returns the seconds of a step of `train(steps)`, from a training of one step and one of some more."""
-    one, several = (seconds_of(lambda: train(steps)) for steps in (1, 1 + _STEPS))  # noqa: B023 - called here
-    return max(0.0, several - one) / _STEPS
+def _step_seconds(train: Callable[[int], object]) -> float:
+    """Returns the seconds of a step of `train(steps)`, from a training of a few steps and one of some more."""
+    train(1)  # what only the first training takes, such as loading kernels, is not timed
+    few, more = (_seconds_of(lambda: train(steps)) for steps in (2, 2 + _STEPS))  # noqa: B023 - called here
+    return max(0.0, more - few) / _STEPS
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Returns the seconds that `work` takes, with what it has queued on accelerators."""
+def _seconds_of(work: Callable[[], object]) -> float:
+    """Returns the seconds that `work` takes, with what it has queued on accelerators, and without what was there."""
+    _synchronise()
     began = time.monotonic()
     work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    _synchronise()
     return time.monotonic() - began
 
 
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def _layer_seconds(library: Library) -> float:
-    """Returns the seconds of a layer's forward pass for each token."""
-    teacher, ids = library.teacher, library.selection.ids[:1].to(library.worker.device)
-    depth = teacher.layout.depth
-    with torch.no_grad():
+    """Returns the seconds of a layer's forward pass for each token, as a step of a training computes it."""
+    teacher, settings, device = library.teacher, library.settings, library.worker.device
+    rows = max(1, settings.sequences * settings.length // settings.window)
+    ids, depth = library.selection.ids[:rows].to(device), teacher.layout.depth
+    with torch.no_grad(), precision_of(device, settings.precision):
         stream = teacher.before(ids, 0)
         teacher.between(stream, 0, depth)
-        return seconds_of(lambda: teacher.between(stream, 0, depth)) / depth / ids.numel()
+        return _seconds_of(lambda: teacher.between(stream, 0, depth)) / depth / ids.numel()

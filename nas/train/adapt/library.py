@@ -38,10 +38,11 @@ from torch import Tensor, nn
 from nas.core.block import BLOCKS, Block
 from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import locked, write_durably
-from nas.core.errors import InfrastructureFailed
+from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.progress import Progress
 from nas.core.replacement import TEXT_GROUP, Alternative, Part, Slot, Stored, block_name, block_of, lender_of, slots_of
+from nas.core.strict import StrictKeys
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import BlockRoundingRuntime
 from nas.model.nn.base import BlockModule, FeedForward, Mixer, State
@@ -93,10 +94,8 @@ Replacement = tuple[Slot, Alternative]
 Pair = tuple[Replacement, Replacement]
 
 
-class LibrarySettings(BaseModel):
+class LibrarySettings(StrictKeys):
     """How alternatives are trained and scored."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tokens: int = Field(1 << 18, ge=1, description="trained on by each alternative")
     length: int = Field(256, ge=8, description="tokens of a sequence")
@@ -225,7 +224,9 @@ class TrainedTeacher:
             mixer = block if part == "mixer" else layer.mixers[0]
             if isinstance(mixer, Mixer):
                 y, after = mixer(layer.mixer_norm(x), cache if is_reader(mixer) else None)
-                x, cache = x + layer.mixer_out_norm(y), after[:2] if is_lender(mixer) else cache
+                # Readers above were trained on keys and values of the trained model, not on those of a replacement.
+                is_trained = part != "mixer" and is_lender(mixer)
+                x, cache = x + layer.mixer_out_norm(y), after[:2] if is_trained else cache
         ffn = block if part == "ffn" else layer.ffn
         return Stream(x + layer.ffn_out_norm(ffn(layer.ffn_norm(x))) if isinstance(ffn, FeedForward) else x, cache)
 
@@ -581,14 +582,19 @@ class Library:
         checkpoint = TrainingCheckpoint(
             self.folder / "training" / f"{name}.safetensors", {"key": name}, interval_s=_CHECKPOINT_S
         )
-        fit(
-            state,
-            [phase],
-            [checkpoint],
-            self.worker,
-            name=f"{len(keys)} blocks of depth {depth}",
-            precision=lambda: precision_of(device, settings.precision),
-        )
+        try:
+            fit(
+                state,
+                [phase],
+                [checkpoint],
+                self.worker,
+                name=f"{len(keys)} blocks of depth {depth}",
+                precision=lambda: precision_of(device, settings.precision),
+            )
+        except CandidateFailed:
+            if state.step < state.steps:
+                raise
+            # All steps are done: weights of a block are not finite.
         after = self._errors(blocks.eval(), parts, depth)
         for key, (slot, block) in keys.items():
             if not all(tensor.isfinite().all() for tensor in (*modules[key].parameters(), torch.tensor(after[key]))):
@@ -733,8 +739,9 @@ def rounding_runtime(name: str | None) -> BlockRoundingRuntime | None:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Returns the standard error of the mean; infinite of less than two values."""
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    """Returns the standard error of the mean; infinite of less than two values, or where one is not finite."""
+    is_known = len(values) > 1 and all(map(math.isfinite, values))
+    return stdev(values) / math.sqrt(len(values)) if is_known else math.inf
 
 
 def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Alternative]], most: int, seed: int) -> list[Pair]:

@@ -116,8 +116,9 @@ def written_by(
                 return json.dumps(list(_conversations(teacher.model, turn, rows, generator, worker))).encode()
 
         path = stored("own-text", _VERSION, [*inputs, number], batch, suffix=".json")
-        news = [ids for ids in map(tuple, json.loads(path.read_bytes())) if ids not in conversations]
-        conversations |= dict.fromkeys(news)
+        read = map(tuple, json.loads(path.read_bytes()))
+        news = dict.fromkeys(ids for ids in read if ids not in conversations)
+        conversations |= news
         size, number, empty = size + sum(map(len, news)), number + 1, 0 if news else empty + 1
         if empty == _EMPTY_BATCHES:
             raise InvalidInput(

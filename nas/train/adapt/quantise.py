@@ -19,7 +19,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -261,8 +261,8 @@ class Quantiser:
             self._log(f"{', '.join(unfit)} left out: no tensor has rows of a multiple of the type's block")
         base_kl = self._divergence({}, "chosen_on").mean_kl
         losses = self._losses(base_kl)
-        figures = self._type_figures() if request.measured else {}
-        beside = [self.mixture(name) for name in BESIDE]
+        figures = self._type_figures(losses) if request.measured else {}
+        beside = list(self._beside())
         allowed = {limit.metric: limit.value for limit in request.budgets}
         for attempt in range(1, _TRIES + 1):
             types, expected = self._selected(losses, base_kl, figures, allowed)
@@ -343,10 +343,10 @@ class Quantiser:
         self._log(Progress("divergences of single types", len(pairs), len(pairs)))
         return losses
 
-    def _type_figures(self) -> dict[str, Mapping[str, float]]:
-        """Returns type -> figures of the device of a file of it, in those slots that it fits."""
+    def _type_figures(self, losses: Mapping[tuple[Slot, str], float]) -> dict[str, Mapping[str, float]]:
+        """Returns type -> figures of the device of a file of it, in those slots that have it in `losses`."""
         kinds = [BASE, *(kind for kind in self._request.types if kind != BASE)]
-        fitting = {kind: [slot for slot in self.slots if kind in self.options(slot)] for kind in kinds}
+        fitting = {kind: [slot for slot in self.slots if (slot, kind) in losses] for kind in kinds}
         files = []
         for kind in kinds:
             if fitting[kind]:
@@ -446,6 +446,14 @@ class Quantiser:
         ]
         reports = bench_each(benches, self._log)
         return [report if isinstance(report, NasError) else figures_of(report) for report in reports]
+
+    def _beside(self) -> Iterator[Score]:
+        """Yields the scores of `BESIDE`, but for those that llama.cpp does not make of the source."""
+        for name in BESIDE:
+            try:
+                yield self.mixture(name)
+            except CandidateFailed as error:
+                self._log(f"{name} is left out: {str(error).splitlines()[0]}")
 
     def mixture(self, name: str, *, importance: bool = True) -> Score:
         """Returns the score of one of llama.cpp's `MIXTURES`, by default with the same importance matrix."""

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from nas.core import paths
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.quantisation import Quantisation
+from nas.core.strict import StrictKeys
 from nas.core.workload import MAX_CONTEXT, MAX_GEN, Workload
 from nas.measure.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from nas.measure.runtimes.base import BlockRoundingRuntime
@@ -29,10 +30,8 @@ _RECORDED = {"device", "runtime", "quantisation", "hours", "prompt", "gen", "thr
 """Keys that the child depends on, besides those of `AdaptSettings`."""
 
 
-class AdaptSettings(BaseModel):
+class AdaptSettings(StrictKeys):
     """Settings that the child depends on, besides model, text, budgets and device."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     library: LibrarySettings = LibrarySettings()
     healing: Healing = Healing()

@@ -49,7 +49,7 @@ from nas.search.proxy.quality import paired_spread
 from nas.search.spaces import load_space
 from nas.train.adapt.adapt import Adaptation
 from nas.train.adapt.costs import lent, replaced_by
-from nas.train.adapt.library import Replacement
+from nas.train.adapt.library import Library, Replacement
 from nas.train.adapt.selection import Option, Term, select
 
 _WORKLOAD = "chat"
@@ -114,7 +114,7 @@ def write_space(adaptation: Adaptation) -> dict[str, Any]:
     alternatives = adaptation.choices.carried(is_carried)
     adaptation.claim()
     with library.in_use():
-        alternatives = library.train(alternatives)
+        alternatives = _with_finite_scores(library, library.train(alternatives))
         scores = _scores(adaptation, alternatives, path)
         mixes = _mixes(adaptation, alternatives, scores, count, lambda layout: carried(layout).verdict != "no")
         sum_sd, part_sd, compared = _deviations(adaptation, scores, mixes)
@@ -135,6 +135,17 @@ def write_space(adaptation: Adaptation) -> dict[str, Any]:
         "layouts": len(mixes) - 1,
         "sum of scores": f"within {sum_sd:.2g} (standard deviation of quality) of {compared} assembled mixes",
         "next": f"nas launch --space {path}",
+    }
+
+
+def _with_finite_scores(library: Library, alternatives: Alternatives) -> dict[Slot, tuple[Alternative, ...]]:
+    """Computes the scores that are missing, and returns the alternatives whose scores are finite."""
+    scores = library.scores(alternatives)
+    unusable = [one for one, score in scores.items() if not all(map(math.isfinite, score.kl.values()))]
+    for slot, block in unusable:
+        library.worker.log(f"depth {slot.depth}: {block_name(block)} is left out: its score is not finite")
+    return {
+        slot: tuple(block for block in blocks if (slot, block) not in unusable) for slot, blocks in alternatives.items()
     }
 
 
@@ -260,7 +271,7 @@ def _drawn(adaptation: Adaptation, alternatives: Alternatives, scores: LibrarySc
     """Yields mixes in which blocks of better scores are more frequent."""
     rng = random.Random(adaptation.request.library.seed)
     kl = {(Slot(scored.depth, scored.part), scored.block): scored.kl[TEXT_GROUP] for scored in scores.blocks}
-    scale = max(median(kl.values()), 1e-9)
+    scale = max(median(kl.values() or (0.0,)), 1e-9)
     for _ in range(draws):
         share, choice = rng.random(), dict[Slot, Alternative]()
         for slot, blocks in alternatives.items():

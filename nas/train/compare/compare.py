@@ -122,7 +122,6 @@ class CompareOptions:
         flash_attn: fused attention.
         replicate: a higher number measures again.
         db: URL, or None for the default database.
-        runtime: that runs the models.
         workloads: to run; empty: the report's.
     """
 
@@ -133,7 +132,6 @@ class CompareOptions:
     flash_attn: bool = True
     replicate: int = 0
     db: str | None = None
-    runtime: str = RUNTIME
     workloads: tuple[BenchTask, ...] = ()
 
 
@@ -181,7 +179,7 @@ def compare(options: CompareOptions, log: Log) -> tuple[Comparison, Path]:
     try:
         with open_farm(store) as farm:
             device = farm.device(options.device)
-            contenders = select_models(options.models, RUNTIMES[options.runtime], device.id)
+            contenders = select_models(options.models, RUNTIMES[RUNTIME], device.id)
             destination = comparison_path(options, device.id)
             destination.parent.mkdir(parents=True, exist_ok=True)
             with locked(destination.with_suffix(".lock"), _LOCK_S):
@@ -210,7 +208,7 @@ async def _compare(
         for fused in sorted({task.workload.flash_attn and contender.flash_attn for contender in contenders})
     }
     patched = any(contender.patched for contender in contenders)
-    spec = RuntimeSpace(name=options.runtime, quantisation=QUANTISATION, build="any" if patched else "stock")
+    spec = RuntimeSpace(name=RUNTIME, quantisation=QUANTISATION, build="any" if patched else "stock")
     calibrator = partial(Calibrator, farm, jobs, protocol, paths.home() / "work", log, workloads)
     benches: dict[Layout, MeasurementTarget] = {}
     for contender in contenders:
@@ -250,7 +248,7 @@ def comparison_path(options: CompareOptions, device: str) -> Path:
             "threads": options.threads,
             "flash_attn": options.flash_attn,
             "replicate": options.replicate,
-            "runtime": options.runtime,
+            "runtime": RUNTIME,
         }
     )
     return folder / f"comparison-{device}-{key[:8]}.json"

@@ -167,6 +167,14 @@ class Preference(ChatLine):
     rejected: str
     tools: tuple[Tool, ...] = ()
 
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        line = super().from_record(record)
+        *question, last = line.messages
+        if last.role == "assistant" and last.text == line.chosen:  # of data sets whose `messages` are the better talk
+            return line.model_copy(update={"messages": tuple(question)})
+        return line
+
     @property
     def conversations(self) -> Sequence[Conversation]:
         return self.conversation(self.chosen), self.conversation(self.rejected)

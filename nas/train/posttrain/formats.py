@@ -40,7 +40,7 @@ def converted(record: Record) -> Record:
     """
     record = {name: value for name, value in record.items() if value is not None}
     if isinstance(record.get("tools"), str):
-        record["tools"] = _json_of(record["tools"])
+        record["tools"] = _json_of(record["tools"].strip() or "[]")
     if isinstance(record.get("tools"), Mapping):
         record["tools"] = [record["tools"]]
     messages = _messages(record)

@@ -263,7 +263,6 @@ class MergeRequest(TrainingRequest):
 
     def plan(self, member: MemberToTrain, log: Log) -> Merge:
         settings = self.settings
-        settings.weights_of(len(settings.models))
         models = [_weights(member, name, "models") for name in settings.models]
         base = None if settings.method == "soup" else _weights(member, self._base(names_of(member.before)), "base")
         return Merge.of(

@@ -185,9 +185,7 @@ class PreferRequest(TrainingRequest):
                 member.origin.checkpoint if sampled else None,
                 folder_sha256(Path(settings.judge_model)) if sampled and settings.judge_model else None,
                 # Scripts of a judge and what they read are files that words of the command name.
-                {word: sha256_of(Path(word)) for word in settings.judge_command if Path(word).is_file()}
-                if sampled
-                else None,
+                {word: sha256_of(Path(word)) for word in settings.judge_command if _is_file(word)} if sampled else None,
                 settings.bad_lines,
             ]
         )
@@ -208,6 +206,14 @@ class PreferRequest(TrainingRequest):
 
 _PATHS = {"pairs", "questions", "evaluate", "benchmarks", "judge_model"}
 _SAMPLING = {"samples", "temperature", "answer_tokens", "judge", "judge_command", "seed"}
+
+
+def _is_file(word: str) -> bool:
+    """Returns whether a word of a command is a file's name: a script in the command may be longer than names are."""
+    try:
+        return Path(word).is_file()
+    except OSError:
+        return False
 
 
 def _apart(texts: Sequence[str], evaluations: Sequence[str], settings: PreferSettings, log: Log) -> list[int]:

@@ -145,13 +145,16 @@ class FolderTraining(ABC, Generic[AnySettings, AnyRecord]):
                     raise InvalidInput(what, where=str(self.output / SINGLE))
                 log(f"{self.output} is trained with these settings already")
             else:
+                # Partly written files of killed runs may take gigabytes.
+                for partial in (*self.output.rglob("*.partial"), *folder.glob(f".{CHECKPOINT}.*")):
+                    partial.unlink()
                 write_durably(folder / REQUEST, json_bytes({"key": self.key}))
                 with HostLock(host_lock_folder()).shared() as hold:
                     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
                     self.worker = Worker(device, log, hold.yield_if_wanted)
                     record = self._train(folder)
                 write_record(path, record)
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # another process that waited may remove it, too
         return record
 
     def _train(self, folder: Path) -> AnyRecord:

@@ -341,6 +341,7 @@ def train_member(
         record = record.model_copy(update={"before": before, "name": request.name})
         log(f"{size} is trained with these settings already")
         if not last:
+            _remove_state(training)
             return record
     else:
         parts = subject.spent
@@ -358,9 +359,14 @@ def train_member(
         if last:
             weights = Checkpoint(training / WEIGHTS, record.checkpoint)
             write(Trained(owner, member, folder, layout, weights, plan.tokenizer, request.files), log)
+    _remove_state(training)
+    return record
+
+
+def _remove_state(training: Path) -> None:
+    """Removes from the folder of a training what only an unfinished one needs."""
     for name in (CHECKPOINT, START):
         (training / name).unlink(missing_ok=True)
-    return record
 
 
 def before_first(kind: str, history: Sequence[MemberTraining]) -> tuple[MemberTraining, ...]:
@@ -393,13 +399,16 @@ def _train(
         has_peak: whether the peak memory of this process counts from the beginning of the preparation.
         log: takes one line at a time.
     """
-    workers = 1 if isinstance(plan, GivenWeights) else request.workers or max(1, torch.cuda.device_count())
+    gpus = torch.cuda.device_count()
+    workers = 1 if isinstance(plan, GivenWeights) else request.workers or max(1, gpus)
     if workers > plan.most_workers:
         raise InvalidInput(
             f"{workers} workers, but a step of one of the stages has {plan.most_workers} sequences; raise batch_tokens"
             " or take fewer workers",
             where="--workers",
         )
+    if 0 < gpus < workers:  # Ray would wait for more without end
+        raise InvalidInput(f"{workers} workers need as many GPUs; this machine has {gpus}", where="--workers")
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     weights, start = plan.start(folder, log)
@@ -528,9 +537,10 @@ def run_plan(work: Work, worker: Worker) -> dict[str, Any]:
     """Runs the part of one worker; worker 0 writes weights and outcome, and returns the outcome."""
     plan, folder = work.plan, work.folder
     if not worker.rank:
-        # Partly written files of killed workers may take gigabytes.
-        for partial in (*folder.glob(f".{CHECKPOINT}.*"), *folder.glob(f".{WEIGHTS}.*")):
-            partial.unlink()
+        # Partly written files of killed commands and workers may take gigabytes.
+        for name in (CHECKPOINT, START, WEIGHTS):
+            for partial in folder.glob(f".{name}.*"):
+                partial.unlink()
     has_peak = _reset_peak_memory(worker.device)
     model = Model(Layout.from_json(plan.layout), plan.seed)
     if work.start is not None:

@@ -368,7 +368,12 @@ def _check_teacher(teacher: Path, layout: Layout, recipe: Recipe) -> None:
 
 
 def bits_of(nats: Mapping[str, Sequence[float]], sources: Sequence[Tokens]) -> dict[str, float]:
-    """Returns source -> bits per byte of its held-out text, and `ALL` -> those of all together, from `window_nats`."""
+    """Returns source -> bits per byte of its held-out text, and `ALL` -> those of all together, from `window_nats`.
+
+    Without sources there are no scores.
+    """
+    if not sources:
+        return {}
     bits = {source.name: sum(nats[source.name]) / math.log(2) / source.held_out_bytes for source in sources}
     whole = sum(map(sum, nats.values())) / math.log(2) / sum(source.held_out_bytes for source in sources)
     return bits | {ALL: whole}

@@ -199,7 +199,12 @@ def _tokenizer(layout: Layout, options: FileOptions) -> MemberTokenizer:
 
 
 def _transformers(member: _Member) -> tuple[str, tuple[ReleasePart, ...]]:
-    target = huggingface.target_of(member.layout)
+    try:
+        target = huggingface.target_of(member.layout)
+    except Unsupported as error:
+        if member.options.transformers:
+            raise
+        return f"none: {error.message}", ()
     loads = f"{target.name} with trust_remote_code: {target.why_own}" if target.why_own else target.name
     if not member.options.transformers:
         return loads, ()

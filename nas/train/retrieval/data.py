@@ -161,7 +161,7 @@ def read_judgements(folder: Path, split: str) -> Judgements:
 def data_hashes(path: Path) -> list[str]:
     """Returns the SHA-256 of the files that `read_examples` or `read_documents` may read."""
     names = (CORPUS, QUERIES, SCORES, "qrels/train.tsv")
-    files = [_stored(path / name) for name in names] if path.is_dir() else [path]
+    files = map(_stored, [path / name for name in names] if path.is_dir() else [path])
     return [sha256_of(file) for file in files if file.is_file()]
 
 

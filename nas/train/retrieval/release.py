@@ -122,12 +122,17 @@ def projection_of(folder: Path, d_model: int) -> Tensor:
     """Returns the weight of a folder's projection, [width, d_model].
 
     Raises:
-        InvalidInput: it is missing or damaged, or has a bias or an activation.
+        InvalidInput: it is missing, damaged or one of several, or has a bias, an activation or a residual connection.
     """
     about, path = folder / DENSE / "config.json", folder / DENSE / SINGLE
+    if further := sorted(place.name for place in folder.glob("*_Dense") if place.name != DENSE):
+        raise InvalidInput(f"several projections are not read: {', '.join((DENSE, *further))}", where=str(folder))
     settings = read_json(about)
-    if settings.get("bias") or not str(settings.get("activation_function", "")).endswith("Identity"):
-        raise InvalidInput("a projection with a bias or an activation is not read", where=str(about))
+    plain = str(settings.get("activation_function", "")).endswith("Identity")
+    if settings.get("bias") or settings.get("use_residual") or not plain:
+        raise InvalidInput(
+            "a projection with a bias, an activation or a residual connection is not read", where=str(about)
+        )
     try:
         weight = load_file(path).get(_DENSE_WEIGHT)
     except (OSError, SafetensorError) as error:

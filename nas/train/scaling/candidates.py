@@ -12,6 +12,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -354,11 +355,16 @@ class ScaledMixers:
 
     @staticmethod
     def of(parent: Layout, vocab: int, width: int, caches: Caches) -> ScaledMixers:
-        """Scales the mixers of a parent."""
-        mixers = tuple(
-            tuple(scaled_mixer(block, parent.d_model, width, caches) for block in layer.mixers)
+        """Scales the mixers of a parent.
+
+        Raises:
+            InvalidInput: a kind has no such block at this width, or a layer cannot read another one's cache any more.
+        """
+        scaled_layers = [
+            replace(layer, mixers=tuple(scaled_mixer(block, parent.d_model, width, caches) for block in layer.mixers))
             for layer in parent.layers
-        )
+        ]
+        mixers = tuple(layer.mixers for layer in parent.with_layers(scaled_layers, d_model=width).layers)
         weights = tuple(
             sum(block.spec.count(block, width).total for block in blocks)
             + width * (bool(blocks) + (layer.ffn is not None)) * (1 + (parent.norms == "both"))
@@ -417,6 +423,12 @@ class ScaledStack:
             parts = _linear_weights(kind, self.experts, scaled.width)
             total += layers * (parts.base + parts.slope * width)
             active += layers * (parts.active_base + parts.active_slope * width)
+        for owner in self._again:
+            active += scaled.weights[owner]
+            if scaled.ffns[owner]:
+                kind, share = self._slot(owner, owner)
+                parts = _linear_weights(kind, self.experts, scaled.width)
+                active += parts.active_base + parts.active_slope * self._width(ffn, share, step)
         table = scaled.width * scaled.vocab * (1 if scaled.parent.tied else 2)
         return Params(total + table, active + table, total)
 
@@ -442,6 +454,12 @@ class ScaledStack:
     def _outside(self) -> int:
         """The weights besides those of feed-forwards and tables."""
         return self.scaled.width + sum(self.scaled.weights[i] for i in self.order)
+
+    @cached_property
+    def _again(self) -> list[int]:
+        """Layers whose weights later ones share, once for each; the order is then the parent's."""
+        shares = (self.scaled.parent.layers[i].share for i in self.order)
+        return [share for share in shares if share is not None]
 
     @cached_property
     def _ffns(self) -> Counter[tuple[str, float]]:
@@ -514,8 +532,7 @@ def _shapes(parent: Layout, size: Size, vocab: int, spread: float) -> Iterator[_
     """Yields every shape whose tables are not too large, with widths up to a factor `spread` from the suggested one."""
     orders: dict[int, tuple[int, ...]] = {}
     for width in _widths(parent, size, spread):
-        variants = [ScaledMixers.of(parent, vocab, width, caches) for caches in ("heads", "ratio")]
-        for scaled in variants[: 1 + (variants[0].mixers != variants[1].mixers)]:
+        for scaled in _variants(parent, vocab, width):
             for depth in _depths(parent, width):
                 if depth not in orders:
                     orders[depth] = stretched(parent.layers, depth)
@@ -523,6 +540,18 @@ def _shapes(parent: Layout, size: Size, vocab: int, spread: float) -> Iterator[_
                     shape = _fitted(ScaledStack(scaled, orders[depth], experts), size)
                     if _table(parent, width, vocab) <= EMBEDDING_SHARE * shape.params.total:
                         yield shape
+
+
+def _variants(parent: Layout, vocab: int, width: int) -> list[ScaledMixers]:
+    """Returns the different ways to scale the mixers to a width; none where a kind has no block of it."""
+    variants: list[ScaledMixers] = []
+    ways: tuple[Caches, ...] = ("heads", "ratio")
+    for caches in ways:
+        with suppress(InvalidInput):  # such as groups of heads that do not divide the heads
+            scaled = ScaledMixers.of(parent, vocab, width, caches)
+            if all(scaled.mixers != variant.mixers for variant in variants):
+                variants.append(scaled)
+    return variants
 
 
 def _table(parent: Layout, width: int, vocab: int) -> int:
@@ -606,8 +635,11 @@ def _unreached(parent: Layout, size: Size, vocab: int, shapes: Sequence[_Shape])
         nearest = min(shapes, key=lambda shape: _distance(size, shape.params))
         active = f" and {show_count(nearest.params.active)} active" if size.active else ""
         message += f"; the nearest has {show_count(nearest.params.total)}{active}: {nearest.candidate().layout}"
-    least = min(_widths(parent, size, _WIDE_SPREAD))
-    if _table(parent, least, vocab) > EMBEDDING_SHARE * size.total / 4:
+    widths = _widths(parent, size, _WIDE_SPREAD)
+    if not widths:
+        step = width_step(mixer_blocks(parent))
+        return f"{message}; its width would have to be a multiple of {step:,} and at most {MAX_WIDTH:,}"
+    if _table(parent, min(widths), vocab) > EMBEDDING_SHARE * size.total / 4:
         message += f". The table of {vocab} tokens may have at most {EMBEDDING_SHARE:.0%} of the weights: try a smaller"
         message += " --vocab"
     return message

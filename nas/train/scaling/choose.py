@@ -113,10 +113,12 @@ def _verdict(
         return f"failed: {result.failure}"
     outside = [name for name in names if result.axes[name].coordinate >= limits[name]]
     if outside:
-        figures = ", ".join(f"{name} {_ratio(name, result.axes[name])}" for name in outside)
+        figures = ", ".join(f"{name} {_figure(result.axes[name])}" for name in outside)
         return f"worse than the reference point: {figures}"
     return f"by itself covers {alone / front:.0%} of the front's hypervolume"
 
 
-def _ratio(name: str, axis: Axis) -> str:
-    return f"{axis.value:.3g}" if name == "quality" else f"{math.exp(axis.coordinate):.2f}x the nearest candidate's"
+def _figure(axis: Axis) -> str:
+    """Returns a quality, whose coordinate is its negative, as it is, and others as ratios."""
+    of_proxy = axis.coordinate == -axis.value
+    return f"{axis.value:.3g}" if of_proxy else f"{math.exp(axis.coordinate):.2f}x the nearest candidate's"

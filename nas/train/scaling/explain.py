@@ -10,6 +10,7 @@ from nas.core.family import BuildDecision
 from nas.core.layout import Layout
 from nas.core.units import show_count
 from nas.model.blocks.attention import MAX_GROUP, AttentionKind
+from nas.model.blocks.mla import MultiHeadLatentAttention
 from nas.train.scaling.candidates import (
     MAX_ASPECT,
     TOLERANCE,
@@ -100,7 +101,9 @@ def member_decisions(scaled: ScaledLayout, parent: Layout, size: Size) -> Iterat
     )
     yield BuildDecision(what="order", value=order_of(layout), reason=_order_reason(layout, parent))
     for block in _first_of_each_kind(mixer_blocks(layout)):
-        if isinstance(block.spec, AttentionKind):
+        if isinstance(block.spec, MultiHeadLatentAttention):
+            yield _latents(block, parent)
+        elif isinstance(block.spec, AttentionKind):
             yield _heads(block, parent, scaled)
     yield _ffn(layout, parent, scaled)
     yield BuildDecision(
@@ -133,6 +136,17 @@ def _heads(block: Block, parent: Layout, scaled: ScaledLayout) -> BuildDecision:
         what=f"heads of {block.kind}",
         value=f"{heads} of size {size}, {kv_heads} key-value heads",
         reason=f"the head size is kept (the parent has {before.int('heads')}/{before.int('kv_heads')} heads); {how}",
+    )
+
+
+def _latents(block: Block, parent: Layout) -> BuildDecision:
+    before = _first_of_each_kind(mixer_blocks(parent, block.kind))[0]
+    same = block.int("latent") == before.int("latent")
+    how = "the latent, which is a token's cache, is the parent's" if same else "the latent scales with the width"
+    return BuildDecision(
+        what=f"heads of {block.kind}",
+        value=f"{block.int('heads')} of size {block.int('head_dim')}, latents of {block.int('latent')}",
+        reason=f"the head size is kept (the parent has {before.int('heads')} heads); {how}",
     )
 
 

@@ -191,7 +191,7 @@ def study_origin(
 
     Raises:
         UnknownName: no such study or runtime.
-        InvalidInput: the study has no front, or is not of generation.
+        InvalidInput: the study has no front, or is not of generation; or a layout has a tower or token vectors.
     """
     report = study_report(store, study)
     row = studies.get(store, study)
@@ -213,7 +213,7 @@ def study_origin(
             f" `nas family train`, then with `nas family {command}` and {setting}"
         )
         raise InvalidInput(what, where=f"study {study}")
-    pattern = find_pattern([Winner(layout) for layout in layouts] or _front(report))
+    pattern = find_pattern(_layout_winners(layouts) or _front(report))
     narrow = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
     if (rounding := space.quality.rounding) and (name := pattern.parent.layout.quantisation):
         # Layouts of a family name no quantisation: theirs is the parent's.
@@ -243,14 +243,25 @@ def given_origin(
     """Returns given layouts, with equal weights, and the criteria of a space.
 
     Raises:
-        InvalidInput: a layout has a tower, which a family's members have not.
+        InvalidInput: a layout has a tower or token vectors.
     """
-    if any(layout.tower for layout in layouts):
-        raise InvalidInput("leave `tower=` out: a member gets one by `nas family vision` or `audio`", where="--layout")
-    pattern = find_pattern([Winner(layout) for layout in layouts])
+    pattern = find_pattern(_layout_winners(layouts))
     narrow = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
     decisions = (_objectives_decision(narrow, f"space {space.name}"), _reference_decision(narrow, None))
     return Origin(pattern, Criteria(narrow, None, 1.0, {}, decisions))
+
+
+def _layout_winners(layouts: Sequence[Layout]) -> list[Winner]:
+    """Returns given layouts, with equal weights.
+
+    Raises:
+        InvalidInput: one has a tower or token vectors, which a family's members have not.
+    """
+    if any(layout.tower for layout in layouts):
+        raise InvalidInput("leave `tower=` out: a member gets one by `nas family vision` or `audio`", where="--layout")
+    if any(layout.vectors for layout in layouts):
+        raise InvalidInput("leave `vectors=` out: a member gets them by `nas family retrieval`", where="--layout")
+    return [Winner(layout) for layout in layouts]
 
 
 def _front(report: dict[str, Any]) -> list[Winner]:

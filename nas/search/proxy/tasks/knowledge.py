@@ -35,7 +35,7 @@ class Knowledge:
             raise InvalidInput("knowledge needs at least 1 field and 2 values")
         if self.facts < self.values or self.facts % self.values:
             raise InvalidInput(f"knowledge: facts must be a multiple of values ({self.values}), not {self.facts}")
-        if self.length % self._width:
+        if self.length < self._width or self.length % self._width:
             raise InvalidInput(f"knowledge: length must be a multiple of {self._width}, the tokens of one fact")
 
     @property

@@ -22,13 +22,13 @@ _ANSWERS = [
     re.compile(r"#{3,}\s*(.+)"),
     re.compile(r"ANSWER\s*[:.]\s*(.+)"),
     re.compile(r"answer is:?\s*(.+)", re.IGNORECASE),
-    re.compile(r"final answer\s*[:=]?\s*(.+)", re.IGNORECASE),
+    re.compile(r"final answer\s*(?:[:=]\s*)?(.+)", re.IGNORECASE),
     re.compile(r"answer\s*[:=]\s*(.+)", re.IGNORECASE),
 ]
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!]|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 _LETTER_PATTERNS = [
-    re.compile(r"(?i:answer(?:\s+is)?)\s*[:=]?\s*(?i:option|choice)?\s*\(?([A-J])\b"),
+    re.compile(r"(?i:answer(?:\s+is)?)\s*(?:[:=]\s*)?(?:(?i:option|choice)\s*)?\(?([A-J])\b"),
     re.compile(r"\(([A-J])\)"),
     re.compile(r"(?i:choice|option)\s+(?i:is\s+)?\(?([A-J])\b"),
     re.compile(r"\b([A-J])[.):/](?!\s*Let's)"),
@@ -36,8 +36,8 @@ _LETTER_PATTERNS = [
 _LINE_START = re.compile(r"[\s>-]*(?:([A-J])[.)/:](?!\s*Let's think)|\(?([A-J])\)?[.:]?\s*$)")
 _EMPHASIS = re.compile(r"\*\*|__|`")
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
-_LEADING_NUMBER = re.compile(r"(\\?\$?-?[\d,]*\.?\d+\$?),?\s+(?!and\b|or\b)[a-z]{2,}.*", re.IGNORECASE)
-_DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?")
+_LEADING_NUMBER = re.compile(r"(\\?\$?-?(?:[\d,]*\.\d+|[\d,]*\d)\$?),?\s+(?!and\b|or\b)[a-z]{2,}.*", re.IGNORECASE)
+_DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?")
 _FRACTION = re.compile(r"(-?)\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}|(-?[\d.]+)/(-?[\d.]+)")
 _SHORT_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
 _WITHOUT_MEANING = re.compile(r"\\left|\\right|\\[!,;: ]|\^\{?\\circ\}?|\\?%|\\?\$|\\[()\[\]]|\s|[.,]$")
@@ -127,17 +127,17 @@ def math_examples() -> list[dict[str, str]]:
     ]
 
 
-def letter(text: str, letters: str = LETTERS) -> str:
+def letter(text: str) -> str:
     """Returns the chosen letter; empty: none was found."""
     text = _EMPHASIS.sub("", text)
     inside = _plain(boxed(text) or "").strip("()")
-    if inside[:1] and inside[0] in letters and inside[1:2] in ("", ".", ")", ":"):
+    if inside[:1] and inside[0] in LETTERS and inside[1:2] in ("", ".", ")", ":"):
         return inside[0]
     for line in reversed(text.strip().splitlines()[-_LAST_LINES:]):
-        if (match := _LINE_START.match(line)) and (letter := match[1] or match[2]) in letters:
-            return str(letter)
+        if match := _LINE_START.match(line):
+            return str(match[1] or match[2])
     for pattern in _LETTER_PATTERNS:
-        if answers := [letter for letter in pattern.findall(text) if letter in letters]:
+        if answers := pattern.findall(text):
             return str(answers[-1])
     return ""
 
