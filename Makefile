@@ -105,6 +105,6 @@ docs: $(READY)
 lock:
 	$(PYTHON) scripts/write_lock.py
 
-clean: $(READY)
+clean:
 	rm -rf build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

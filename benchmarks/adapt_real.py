@@ -17,6 +17,7 @@ import json
 import random
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -175,7 +176,10 @@ def _write_text(text: Path) -> None:
             (partial / source).mkdir(parents=True)
             for number, document in enumerate(_documents(share, pattern, size)):
                 (partial / source / f"{number}.txt").write_text(document)
-        subprocess.run(["cp", "-r", partial, text], check=True)
+        copy = text.with_name(f"{text.name}.partial")  # of a copy that was killed, some documents would be missing
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(partial, copy)
+        copy.rename(text)
 
 
 def _documents(share: Path, pattern: str, size: int) -> Iterator[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -164,7 +165,9 @@ def _once(path: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _adapt(folder: Path, budget: float) -> dict[str, Any]:
-    """Runs `nas adapt`, and returns its seconds."""
+    """Runs `nas adapt` from its start, and returns its seconds."""
+    for part in ("adapted", "adapted-library"):  # of a run that was killed: its seconds are not known
+        shutil.rmtree(folder / part, ignore_errors=True)
     config = folder / "adapt-config.json"
     write_durably(config, _json(_SETTINGS))
     return {
@@ -284,9 +287,7 @@ def _measured(layouts: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         "10",
         "--json",
     ]
-    results = json.loads(subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL).stdout)[
-        "results"
-    ]
+    results = json.loads(subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL).stdout)
     return {
         name: {"decode_ms": result["decode_ms"]["p50"], "ci95": result["decode_ms"]["ci95"]}
         for name, result in zip(layouts, results["results"], strict=True)

@@ -39,6 +39,7 @@ import psutil
 
 from benchmarks import page
 from benchmarks.runs import say
+from benchmarks.thread_waits import LOOP
 from nas.core.durable import write_durably
 from nas.search.analysis.agreement import rank_correlation
 
@@ -67,7 +68,7 @@ _HEAD = (
     "study, beside", "run", "s", "first figure, s", "exit", "front", "hypervolume (95 %)", "other processes, cores",
     "layouts in common", "feasible alike", "front in common", "rank correlation",
 )  # fmt: skip
-_LOOP = (sys.executable, "-c", "while True: pass")
+_LOOP = (sys.executable, "-c", LOOP)
 
 
 def main() -> None:

@@ -337,7 +337,8 @@ def argument_cases(chance: random.Random) -> Iterator[Case]:
             values = POOLS.get(one.name, PATHS if "path" in str(one.type_descriptor.annotation).lower() else ())
             typed = str(one.type_descriptor.annotation)
             values = values or (NUMBERS if re.search("int|float", typed) else (*TEXTS, *PATHS))
-            for value in {*chance.sample(values, 5), *chance.sample(TEXTS, 3)}:
+            # In the order of the draws: a set's differs between processes, and `--every` takes some of them.
+            for value in dict.fromkeys([*chance.sample(values, 5), *chance.sample(TEXTS, 3)]):
                 others = [word for other in needed if other is not one for word in USABLE.get(other.name, ("x",))]
                 words = [
                     *path,

@@ -67,6 +67,9 @@ class Files:
         """See `nas.measure.devices.agent.run_plan.FileSource`."""
         return self.paths[file.sha256]
 
+    def doubt(self, file: PlanFile) -> None:
+        """Does nothing."""
+
 
 def ended_or_killed(process: BaseProcess, moment: float, deadline_s: float) -> bool:
     """Starts `process`, kills it after `moment` seconds, and returns whether it ended before.

@@ -21,6 +21,13 @@ from statistics import median
 
 from benchmarks.page import markdown
 
+LOOP = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(10_000_000): pass
+"""
+"""An endless loop that ends with the process that started it, however that ended."""
 SPINS = {"default": None, "1000": "1000", "0": "0"}
 _CHILD = "--child"
 
@@ -51,7 +58,7 @@ def neighbours(count: int) -> Iterator[None]:
     """Runs so many endless loops beside the context."""
     with ExitStack() as stack:
         for _ in range(count):
-            loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", LOOP]))
             stack.callback(loop.kill)
         yield
 

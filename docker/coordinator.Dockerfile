@@ -9,8 +9,7 @@ COPY . /src
 # Where pip finds more than its own index has, such as PyTorch's smaller wheels for CPUs: docker build --build-arg.
 ARG PIP_EXTRA_INDEX_URL=""
 # Installed as it was tested: the versions of the lock file. The driver is for a PostgreSQL database.
-RUN pip install --no-cache-dir -c /src/requirements.lock \
-        "/src[search,build]" "psycopg[binary]>=3.2" \
+RUN pip install --no-cache-dir -c /src/requirements.lock "/src[search,build,postgres]" \
     && rm -rf /src \
     && useradd --create-home --uid 10001 hilnas && install -d -o hilnas -g hilnas /data /cache
 USER hilnas

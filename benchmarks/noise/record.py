@@ -28,6 +28,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.thread_waits import LOOP
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import Plan
@@ -65,13 +66,7 @@ SUBJECTS = {
 }
 _FULL = os.cpu_count() or 1
 
-# Each ends with the process that started it, however that ended.
-_LOOP = """
-import os
-parent = os.getppid()
-while os.getppid() == parent:
-    for _ in range(10_000_000): pass
-"""
+# Each ends with the process that started it, as `LOOP` does.
 _BURST = """
 import os, random, time
 parent = os.getppid()
@@ -96,10 +91,10 @@ while os.getppid() == parent:
 """
 CONDITIONS: dict[str, Sequence[str]] = {
     "idle": (),
-    "loop": (_LOOP,),
-    "loops": (_LOOP,) * _FULL,
-    "loops4": (_LOOP,) * 4,
-    "loops12": (_LOOP,) * 12,
+    "loop": (LOOP,),
+    "loops": (LOOP,) * _FULL,
+    "loops4": (LOOP,) * 4,
+    "loops12": (LOOP,) * 12,
     "bursts": (_BURST,) * _FULL,
     "hog": (_COPY,),
     "hogs": (_COPY,) * _FULL,

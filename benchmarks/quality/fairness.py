@@ -24,6 +24,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.lines import read_lines
 from benchmarks.page import markdown, write_part
 from benchmarks.runs import say
 from nas.core.layout import Layout, narrow
@@ -148,8 +149,7 @@ def scaled_model(layout: Layout, seed: int, start: Start) -> Model:
 def finished() -> list[tuple[Training, float]]:
     """Returns every training on file with its loss, in bits per byte: the mean over domains."""
     trainings_done = []
-    for line in RECORDED.read_text().splitlines() if RECORDED.exists() else ():
-        row = json.loads(line)
+    for row in read_lines(RECORDED):
         fields = {name: row[name] for name in ("kind", "place", "width", "rate", "seed", "steps")}
         trainings_done.append((Training(**fields, start=Start(**row["start"])), float(row["loss"])))
     return trainings_done

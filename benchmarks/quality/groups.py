@@ -154,7 +154,7 @@ def scores(suite: Suite, name: str, trained: Mapping[str, Mapping[str, Any]]) ->
         for row in rows if all(rows) else []:
             assert row is not None
             for group, score in row["scores"].items():
-                if not is_part(group):
+                if not is_part(group, row["scores"]):
                     label = f"{name}: {group.partition('/')[2]}" if group.startswith("lm/") else name
                     groups.setdefault(label, {}).setdefault(layout, {})[row["seed"]] = score
     return groups

@@ -478,7 +478,7 @@ class Verdict:
     @property
     def word(self) -> str:
         """'right', 'wrong' or 'undecided'."""
-        if abs(self.mean) < _ERRORS * self.error:
+        if abs(self.mean) <= _ERRORS * self.error:  # both are 0 of layouts whose proxies are the same
             return "undecided"
         return "right" if self.mean > 0 else "wrong"
 
@@ -490,7 +490,8 @@ def judge(ordering: Ordering, suite: Suite, trained: Mapping[str, Mapping[str, A
     for layout, job in suite.jobs_for(ordering):
         expected[job.seed] = expected.get(job.seed, 0) + 1
         if row := trained.get(job.key):
-            values = [value for group, value in row["scores"].items() if _matches(group, ordering.groups)]
+            wholes = [group for group in row["scores"] if not is_part(group, row["scores"])]
+            values = [row["scores"][group] for group in wholes if _matches(group, ordering.groups)]
             scores.setdefault(job.seed, {})[layout, job.run.name] = fmean(values)
     whole = [of_seed for seed, of_seed in sorted(scores.items()) if len(of_seed) == expected[seed]]
     differences = [
@@ -581,7 +582,7 @@ def _counts(group: str, job: TrainJob) -> bool:
 
 
 def _matches(group: str, wanted_groups: Sequence[str]) -> bool:
-    return not is_part(group) and any(group == prefix or group.startswith(f"{prefix}/") for prefix in wanted_groups)
+    return any(group == prefix or group.startswith(f"{prefix}/") for prefix in wanted_groups)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,9 @@ def compare(
     say: Any,
 ) -> dict[str, Any]:
     """Runs every policy on every instance."""
+    conditions = {"engine": engine, "pool": pool, "whole": whole, "longer": longer}
     rows = read_lines(out) if out else []
-    rows = [row for row in rows if (row["engine"], row["longer"]) == (engine, longer)]
+    rows = [row for row in rows if conditions.items() <= row.items()]
     done = {(row["problem"], row["seed"], row["policy"]) for row in rows}
     for seed in seeds:
         for problem in problems:
@@ -42,12 +43,11 @@ def compare(
             instance = RungProblem(Problem(problem, seed), longer) if missing else None
             for policy in missing:
                 assert instance is not None
-                rows.append(_run(instance, policy, engine, pool, whole) | {"longer": longer})
+                rows.append(_run(instance, policy, engine, pool, whole) | conditions)
                 say(json.dumps(rows[-1]))
                 if out:
                     with out.open("a") as file:
                         file.write(json.dumps(rows[-1]) + "\n")
-    conditions = {"engine": engine, "pool": pool, "whole": whole, "longer": longer}
     return {**conditions, "gains": summary(rows), "runs": rows}
 
 

@@ -81,7 +81,7 @@ def _stored(path: Path, make: Any, say: Any) -> dict[str, Any]:
 
 def _history(folder: Path, name: str, seed: int, observed: int) -> dict[str, Any]:
     """Returns the observations of a run of `ehvi`; its state is stored after each: a killed process repeats little."""
-    problem, state_file = Problem(name, seed), folder / f"{name}.{seed}.partial"
+    problem, state_file = Problem(name, seed), folder / f"{name}.{observed}.{seed}.partial"
     proposer = make_proposer(Sampler(problem.space), "ehvi", seed)
     proposer.fix_reference_point(problem.reference_point)
     if state_file.exists():
@@ -89,7 +89,7 @@ def _history(folder: Path, name: str, seed: int, observed: int) -> dict[str, Any
     while len(proposals := proposer.state()["proposals"]) < observed:
         proposer.tell(problem.observe(proposer.ask(1)[0].layout))
         if len(proposals) % _KEPT_EVERY == 0:
-            state_file.write_text(json.dumps(proposer.state()))
+            write_durably(state_file, json.dumps(proposer.state()).encode())
     state_file.unlink(missing_ok=True)
     return {"layouts": [Layout.from_json(proposal["layout"]).format() for proposal in proposals]}
 

@@ -106,7 +106,7 @@ class ListEncoding:
 
         self._listed, self._is_taken = listed, is_taken
         self.distributions: dict[str, BaseDistribution] = {
-            f"place{axis}": FloatDistribution(0.0, 1.0) for axis in range(listed.places.shape[1])
+            f"place{axis}": FloatDistribution(0.0, 1.0) for axis in range(listed.positions.shape[1])
         }
 
     def decode(self, params: Mapping[str, Any], rng: Rng) -> Layout | None:
@@ -115,7 +115,7 @@ class ListEncoding:
 
     def encode(self, layout: Layout, rng: Rng) -> dict[str, Any]:
         """Returns the place of a layout of the list."""
-        return dict(zip(self.distributions, self._listed.place(layout).tolist(), strict=True))
+        return dict(zip(self.distributions, self._listed.position(layout).tolist(), strict=True))
 
 
 class OptunaSearch(BaseProposer):

@@ -79,7 +79,7 @@ def table(studies: Iterable[Recorded]) -> Table:
         outcome = observation(row)
         if row["origin"] == "reference":
             references.setdefault(outcome.layout, outcome)
-        elif counts(row) and _reach(outcome) > _reach(observations.get(outcome.layout)):
+        elif row["status"] != "running" and _reach(outcome) > _reach(observations.get(outcome.layout)):
             observations[outcome.layout] = outcome
     point = worst_point(tables)
     names = tuple(study["study"] for study in tables)
@@ -96,11 +96,6 @@ def observation(row: Row) -> Observation:
     """Returns a row as an observation."""
     figures = row["objectives"], row["constraints"], row.get("rung"), row.get("noise", {})
     return Observation(Layout.parse(row["layout"]), row["status"], *figures)
-
-
-def counts(row: Row) -> bool:
-    """Returns whether the trial ended."""
-    return row["status"] != "running"
 
 
 def rounded(value: Any) -> Any:

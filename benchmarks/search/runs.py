@@ -55,7 +55,7 @@ class Run:
 
 
 class OracleSearch(EhviSearch):
-    """`EhviSearch` that knows the noise-free figures of every layout from its first proposal on."""
+    """`EhviSearch` that knows the noise-free figures of every layout, once a few are observed."""
 
     engine = ORACLE
 
@@ -65,9 +65,6 @@ class OracleSearch(EhviSearch):
 
     def seeds(self) -> list[Layout]:
         return []
-
-    def _ready(self) -> bool:
-        return self.log.reference_point is not None
 
     def surrogate(self) -> Oracle:  # type: ignore[override] # all that the search uses of it is `predict`
         return Oracle(self._problem)

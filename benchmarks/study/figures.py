@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.search.recorded import Recorded, Row, counts, rounded, worst_point
+from benchmarks.search.recorded import Recorded, Row, rounded, worst_point
 from benchmarks.study.stacks import Stacks, built_of
 from nas.core.layout import Layout
 from nas.core.pareto import front_mask, hypervolume, rank_trials
@@ -40,7 +40,7 @@ def figures(studies: Sequence[Recorded]) -> Json:
 
 def complete(study: Recorded) -> list[Row]:
     """Returns the trials that count for the front, in the order of proposals."""
-    return [row for row in proposed(study) if row["status"] == "complete" and counts(row)]
+    return [row for row in proposed(study) if row["status"] == "complete"]
 
 
 def curve(study: Recorded, corner: Mapping[str, float], by: str) -> list[tuple[float, float]]:
@@ -52,7 +52,7 @@ def curve(study: Recorded, corner: Mapping[str, float], by: str) -> list[tuple[f
         spent += row["stage_seconds"].get("measure", 0.0)
         history.append(row)
         at = {"trial": float(number), "device_s": spent}[by]
-        points.append((at, volume((row for row in history if row["status"] == "complete" and counts(row)), corner)))
+        points.append((at, volume((row for row in history if row["status"] == "complete"), corner)))
     return points
 
 

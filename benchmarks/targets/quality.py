@@ -28,6 +28,6 @@ def scores(layouts: Sequence[Layout], path: Path) -> list[list[float]]:
     """Returns the mean score over domains, of each seed, of each layout; nothing of one that was not trained."""
     by_layout: dict[str, dict[int, float]] = {}
     for row in recorded(path).values():
-        groups = [score for name, score in row["scores"].items() if not is_part(name)]
+        groups = [score for name, score in row["scores"].items() if not is_part(name, row["scores"])]
         by_layout.setdefault(row["layout"], {})[row["seed"]] = round(fmean(groups), 6)
     return [[score for _, score in sorted(by_layout.get(layout.format(), {}).items())] for layout in layouts]

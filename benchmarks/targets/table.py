@@ -52,7 +52,8 @@ class Table:
         cells: dict[tuple[int, int], list[float]] = {}
         for row in self.rows:
             value = _latency(row) if figure == "latency" else row[figure]
-            cells.setdefault((row["layout"], names.index(row["target"])), []).append(math.log(value))
+            if value is not None:
+                cells.setdefault((row["layout"], names.index(row["target"])), []).append(math.log(value))
         places = [
             layout
             for layout in range(len(self.layouts))
@@ -125,7 +126,9 @@ class Times:
         return drawn
 
 
-def _latency(row: dict[str, Any]) -> float:
+def _latency(row: dict[str, Any]) -> float | None:
+    if row["ttft"] is None or row["decode_p50"] is None:
+        return None
     return float(row["ttft"] + workload(1).gen * row["decode_p50"])
 
 

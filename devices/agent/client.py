@@ -300,6 +300,10 @@ class Downloads:
         except OSError as error:
             raise InfrastructureFailed(f"download of {file.sha256[:12]}: {error}") from error
 
+    def doubt(self, file: PlanFile) -> None:
+        """Has the next `fetch` hash the file again."""
+        self._verified.discard(file.sha256)
+
     @contextmanager
     def _turn(self, file: PlanFile) -> Iterator[None]:
         """Waits while others fetch the file, or one whose hash begins alike."""

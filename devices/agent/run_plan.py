@@ -178,6 +178,9 @@ class FileSource(Protocol):
             InfrastructureFailed: it is not available now.
         """
 
+    def doubt(self, file: PlanFile) -> None:
+        """Has `fetch` check a file again that could not be pushed: it may have been damaged since."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -201,16 +204,24 @@ def prepare(
     """
     runner = plan.runner
     _check(plan, is_known)
+
+    def push(file: PlanFile) -> str:
+        try:
+            return transport.push(files.fetch(file), file.sha256)
+        except InfrastructureFailed:
+            files.doubt(file)
+            raise
+
     for file in runner.files.values():
-        transport.push(files.fetch(file), file.sha256)
+        push(file)
     folder = transport.bundle({name: file.sha256 for name, file in runner.files.items()})
     libraries = {"LD_LIBRARY_PATH": folder} if len(runner.files) > 1 else {}
     main = f"{folder}/{runner.main}"
 
     def deliver(file: InputFile) -> str:
         if file.recipe is None:
-            return transport.push(files.fetch(file), file.sha256)
-        recipe = transport.push(files.fetch(file.recipe), file.recipe.sha256)
+            return push(file)
+        recipe = push(file.recipe)
         return transport.make(file.sha256, lambda path: _make(transport, main, libraries, recipe, path, cancelled))
 
     paths = {name: deliver(file) for name, file in plan.inputs.items()}

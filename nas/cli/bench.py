@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,12 +19,13 @@ from nas.cli.options import (
     ThreadCountsOption,
     numbers_of,
     open_store,
+    path_of,
     read_layout,
     workload_of,
 )
 from nas.cli.output import Format, JsonFlag, Row, figure_text, print_fields, print_json, print_rows, print_table, say
 from nas.cli.progress import activity
-from nas.core.errors import InvalidInput
+from nas.core.errors import InvalidInput, NasError
 from nas.core.layout import Layout
 from nas.core.measurement import TTFT_PARTS
 from nas.core.metrics import METRICS
@@ -44,16 +44,10 @@ app = command_app()
 
 
 def _model_of(subject: str) -> Path | Layout:
-    path = Path(subject)
-    try:
-        is_file, is_folder = path.is_file(), path.is_dir()
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        is_file = is_folder = False  # a layout may be longer than names of files
-    if is_file:
+    path = path_of(subject)
+    if path is not None and path.is_file():
         return path
-    if is_folder:
+    if path is not None and path.is_dir():
         from nas.train.adapt.checkpoints import read_model
 
         return read_model(path).layout
@@ -158,17 +152,31 @@ def command(
     if profile and not json and format in (Format.MARKDOWN, Format.CSV):
         raise InvalidInput("profiles are shown by the format table, and by --json", where="--profile")
     recorder = None if trial is None else _trial_of(trial, benches)
-    reports = []
+    reports: list[dict[str, Any]] = []
+    failed: BaseException | None = None
     with activity("preparing the device") as log:
-        for number, report in enumerate(bench_all(benches, log), start=1):
-            reports.append(report)
-            log(Progress("measured", number, len(benches)))
+        try:
+            for number, report in enumerate(bench_all(benches, log), start=1):
+                reports.append(report)
+                log(Progress("measured", number, len(benches)))
+        except (KeyboardInterrupt, NasError, OSError) as error:
+            if not reports:
+                raise
+            failed = error
+            log(f"stopped: {len(reports)} of {len(benches)} are measured, and below")
     if recorder is not None:
         _keep(recorder, reports[0], db)
         say(f"kept with trial {trial}")
     if json:
-        print_json(reports[0] if len(reports) == 1 else {"results": reports})
-        return
+        print_json(reports[0] if len(benches) == 1 else {"results": reports})
+    else:
+        _print(reports, format)
+    if failed is not None:
+        raise failed
+
+
+def _print(reports: Sequence[dict[str, Any]], format: Format | None) -> None:
+    """Prints reports as a table, or the details of the only one."""
     if format is None:
         print_fields(_fields(reports[0]))
     else:

@@ -17,7 +17,7 @@ from nas.cli.options import DatabaseOption
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say, when
 from nas.cli.remote import Fleet, ServerOption, open_fleet
 from nas.core import paths
-from nas.core.device import GPU_FEATURES, Device, parse_cores, show_cores
+from nas.core.device import GPU_FEATURES, MOST_TAGS, Device, parse_cores, show_cores
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.units import parse_duration, show_number, show_share
 from nas.measure.devices.agent.connection import find
@@ -158,10 +158,11 @@ def add(
         raise UnknownName("kind of GPU", gpu, GPU_FEATURES, where="--gpu")
     if address == LOCAL:
         address = ":".join(filter(None, (LOCAL, isa, gpu, f"threads={threads}" if threads else None)))
+    tags, chosen = _tags(tag or []), parse_cores(cores) if cores else ()
     if scheme_of(address) == "ssh":
         address = str(SshAddress.parse(address))
         _trust(SshAddress.parse(address), trusted, yes)
-    attachment = Attachment(address=address, tags=_tags(tag or []), cores=parse_cores(cores) if cores else ())
+    attachment = Attachment(address=address, tags=tags, cores=chosen)
     with closing(open_transport(attachment.address, agent_cache())) as transport:
         device = find(attachment, transport).device
     own_attachments().add(attachment.model_copy(update={"id": device.id}))
@@ -451,7 +452,10 @@ def _tags(words: list[str], where: str = "--tag") -> tuple[str, ...]:
     for tag in words:
         if not re.fullmatch(TAG, tag):
             raise InvalidInput(f"{tag!r}: a tag has up to 32 letters, digits and ._-", where=where)
-    return tuple(dict.fromkeys(words))
+    tags = tuple(dict.fromkeys(words))
+    if len(tags) > MOST_TAGS:
+        raise InvalidInput(f"a device has at most {MOST_TAGS} tags, not {len(tags)}", where=where)
+    return tags
 
 
 def _attached_fields(address: str, device: Device) -> list[tuple[str, object]]:

@@ -23,7 +23,7 @@ from nas.cli.options import DatabaseOption
 from nas.cli.output import JsonFlag, print_json, say
 from nas.core import paths
 from nas.core.errors import NasError
-from nas.core.logs import without_passwords
+from nas.core.logs import visible, without_passwords
 from nas.measure.devices.probes.cpu import governor
 from nas.measure.devices.probes.memory import free_memory_mb
 from nas.measure.devices.probes.readings import Unread, read_or_empty
@@ -134,7 +134,8 @@ def worst(findings: Iterable[Finding]) -> Status:
 
 
 def _show(finding: Finding) -> None:
-    typer.echo(f"{MARKS[finding.status]}  {finding.name:<12}{finding.detail}")
+    detail = visible(finding.detail, keep="\n")  # it may name processes of others
+    typer.echo(f"{MARKS[finding.status]}  {finding.name:<12}{detail}")
     if finding.fix:
         typer.echo(f"      {'':<12}fix: {finding.fix}")
 

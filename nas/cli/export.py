@@ -69,6 +69,8 @@ def export(
     of_gguf = checkpoint if isinstance(target, LlamaCpp) and whole is None and not recipe else None
     carried = _tokenizer(of_gguf, tokenizer)
     name, model = quantisation or model.quantisation or target.quantisations[0], model.architecture
+    if whole is not None and recipe:
+        raise InvalidInput("cannot be combined with --whole: such a program has no recipe", where="--recipe")
     if whole is not None and not isinstance(target, WholeExporter):
         raise Unsupported(f"files of {runtime} can be used in apps without it", where="--whole")
     with (

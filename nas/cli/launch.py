@@ -9,6 +9,7 @@ import sys
 import webbrowser
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ from nas.core import paths
 from nas.core.errors import InvalidInput, NasError
 from nas.core.space import SearchSpace
 from nas.core.trial import TERMINAL
-from nas.infra.store import studies
+from nas.infra.store import events, studies
 from nas.infra.store.rows import StudyState
 from nas.measure.devices.attachments import own_attachments
 from nas.measure.farm.farm import LOCAL, find_name, known_devices, this_machine
@@ -35,7 +36,7 @@ from nas.search.analysis.report import study_report
 from nas.search.spaces import base_of, load_space, space_key, space_text
 from nas.search.study.check import installed, missing_builds, support_filter
 from nas.search.study.estimate import Estimate, estimate
-from nas.search.study.events import event_line, stored_space
+from nas.search.study.events import Launched, event_line, notes, stored_space
 from nas.search.study.launch import launch
 from nas.search.study.opened import LaunchOptions
 from nas.serve.client import Json, UsersClient, part
@@ -124,6 +125,8 @@ def command(
             say(message)
         if server is None and not resume:
             _require_free(options)
+        if server is None and resume:
+            options = replace(options, trials=trials or _earlier_trials(options))
         _show_plan(options, json, name, server)
         return
     if missing:
@@ -145,6 +148,13 @@ def _require_free(options: LaunchOptions) -> None:
     except InvalidInput:  # no such study, or no database yet
         return
     raise studies.duplicate_study(options.study)
+
+
+def _earlier_trials(options: LaunchOptions) -> int | None:
+    """Returns how many layouts a study was to try when it was last launched; None: it never was."""
+    with open_store(options.db) as store:
+        launched = notes(events.notes(store, studies.find_id(store, options.study), Launched.what), Launched)
+    return launched[-1].trials if launched else None
 
 
 def _usual_name(stem: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 from collections.abc import Iterator
@@ -138,6 +139,17 @@ def read_layout(text: str, what: str = "published layout") -> Layout:
     return named_layout(text, what)
 
 
+def path_of(text: str) -> Path | None:
+    """Returns the path of a file or folder; None where there is none: a layout may be longer than names of files."""
+    path = Path(text)
+    try:
+        return path if path.exists() else None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return None
+
+
 def numbers_of(text: str, flag: str) -> list[int]:
     """Parses a list of whole numbers, '512,1024'; repeated ones count once."""
     parts = [part.strip() for part in text.split(",")]
@@ -156,7 +168,7 @@ def workload_of(**values: float | str) -> Workload:
         return Workload.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
-        flag = f"--{problem['loc'][0]}" if problem["loc"] else None
+        flag = f"--{problem['loc'][0]}".replace("_", "-") if problem["loc"] else None
         raise InvalidInput(problem["msg"].removeprefix("Value error, "), where=flag) from None
 
 

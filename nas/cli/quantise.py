@@ -91,7 +91,7 @@ def command(
     stopped continues where it was. See docs/how-to/quantising.md.
     """
     from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-    from nas.model.text.documents import read_sources
+    from nas.model.text.documents import files_read, read_sources
     from nas.train.adapt.made_types import types_of
     from nas.train.adapt.quantise import KL, MOST_BYTES, TYPES, Quantiser, QuantiseRequest
 
@@ -111,7 +111,7 @@ def command(
     )
     with (
         activity("preparing") as log,
-        output_file(output, reads=[model, *corpus]) as file,
+        output_file(output, reads=[model, *files_read(corpus)]) as file,
         scratch_folder("quantise") as scratch,
     ):
         source = _gguf(model, scratch, log)

@@ -202,6 +202,8 @@ def hardware(
     models are fitted to what others measured of published models, and forecast the study's front there.
     """
     if results is not None:
+        if start is not None:
+            raise InvalidInput("cannot be combined with --results, whose models begin anew", where="--from")
         _elsewhere(study, results, db, json)
         return
     with open_store(db) as store:
@@ -312,7 +314,11 @@ def delete(study: StudyArgument, yes: YesOption = False, db: DatabaseOption = No
         row = studies.get(store, study)
         if not yes:
             typer.confirm(f"Delete study {study!r}?", abort=True, err=True)
+        from nas.serve.api.submissions import SubmissionFolder  # FastAPI takes half a second to load
+
         studies.delete(store, row.id)
+        # Else a coordinator of this home takes the study for one that has not begun, and may begin it again.
+        SubmissionFolder(store.artifacts.parent / "studies" / study).forget()
     say(f"{study}: deleted")
 
 
@@ -341,6 +347,8 @@ def export(
     """Export a study to a file, as an archive, a report or a table of trials."""
     ending = output.suffix.lower().removeprefix(".")
     format = format or (Format(ending) if ending in list(Format) else Format.ARCHIVE)
+    if form_factor is not None and format is not Format.PIPETTE:
+        raise InvalidInput("applies only with --format pipette", where="--form-factor")
     if format is Format.PIPETTE:
         _write(output, _pipette(study, form_factor, server, db))
         return
@@ -427,6 +435,8 @@ def mirror(
         done = copy_trials(store, study, optuna, name)
     copied = "1 trial" if done.added == 1 else f"{done.added} trials"
     say(f"{done.name}: {copied} copied to {done.url}, which has {done.trials}")
+    if done.waiting:
+        say(f"{done.waiting} complete ones get scores on fresh seeds: repeat the command once the study has ended")
 
 
 def _read_studies(server: str | None, db: str | None, filter: pages.StudyFilter) -> list[Json]:

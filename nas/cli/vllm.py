@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import RepsOption, numbers_of, read_layout
+from nas.cli.options import RepsOption, numbers_of, path_of, read_layout
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.progress import activity
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
@@ -129,8 +129,9 @@ def _endpoint(subject: str, load: Load, program: str, vocab: int | None) -> Iter
         yield Endpoint(_address(subject)), load
         return
     with tempfile.TemporaryDirectory(prefix="nas-vllm-") as scratch:
-        if Path(subject).is_dir():
-            folder, dummy = Path(subject), False
+        path = path_of(subject)
+        if path is not None and path.is_dir():
+            folder, dummy = path, False
         else:
             folder, dummy = Path(scratch), True
             config = _config(read_layout(subject, "published layout, folder or URL"), load)

@@ -15,6 +15,8 @@ GPU_FEATURES = ("vulkan",)
 """Features of devices on whose GPU everything is computed: a runtime has a build for it, or does not run there."""
 TEXT_LENGTH = 200
 """Most characters of any text in which a device describes itself."""
+MOST_TAGS = 64
+"""Most tags of a device that its host gives it."""
 
 _PART = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
@@ -72,7 +74,7 @@ class Device(BaseModel):
         None, description="its kernel's random name of this boot: another one after a restart"
     )
     energy_counter: DeviceText | None = Field(None, description="the counter that a run.s energy is read from")
-    tags: tuple[DeviceText, ...] = Field((), max_length=64)
+    tags: tuple[DeviceText, ...] = Field((), max_length=MOST_TAGS)
     unread: dict[DeviceText, DeviceText] = Field(
         default_factory=dict, max_length=16, description="field -> why the device does not report it"
     )

@@ -28,7 +28,7 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any, Literal, get_args
 
-from nas.core.block import BLOCKS, Block, Count, Role, Scalar
+from nas.core.block import BLOCKS, QUANTISED, Block, Count, Role, Scalar
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput
 from nas.core.quantisation import Quantisation
@@ -396,13 +396,12 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
     return replace(proxy, tower=layout.tower and layout.tower.narrow(layout.d_model, d_model))
 
 
-def padded(layout: Layout, multiple: int = 32) -> Layout:
-    """Returns the layout with hidden widths rounded up to multiples of `multiple`, for export.
+def padded(layout: Layout) -> Layout:
+    """Returns the layout with hidden widths rounded up to multiples of `QUANTISED`, for export.
 
-    Weights of `layout`, padded with zeros (`nas.model.nn.weights.padded_weights`), compute the same in it. 32 is the
-    block of 4-bit quantisers.
+    Weights of `layout`, padded with zeros (`nas.model.nn.weights.padded_weights`), compute the same in it.
     """
-    return layout.with_layers(_with_blocks(layout, lambda block: block.spec.pad(block, multiple)))
+    return layout.with_layers(_with_blocks(layout, lambda block: block.spec.pad(block, QUANTISED)))
 
 
 @lru_cache(maxsize=1 << 14)

@@ -12,14 +12,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TextIO
 
+from nas.core.durable import write_durably
+
+LOG_BYTES = 2 << 20
+"""Length at which `bound_log` cuts a log."""
 _FIELDS: ContextVar[Mapping[str, object]] = ContextVar("log fields")
 _HIDDEN = "[hidden]"
 _IN_URLS = (re.compile(r"(?<=://)[^/@\s:]*:[^@\s'\"]+(?=@)"), re.compile(r"(?<=[?&]password=)[^&#\s'\"]+"))
@@ -52,6 +58,25 @@ def configure_logs(*, as_json: bool = False, stream: TextIO | None = None) -> No
     # httpx: each request would be logged twice, by the library and by its caller. The others report their own start.
     for library in ("httpx", "alembic", "gguf", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def bound_log(path: Path) -> None:
+    """Cuts a log that processes append to and that is too long: its newer half is kept as `NAME.1`.
+
+    Lines that are written meanwhile may be lost. Where it cannot be cut, it stays.
+    """
+    with suppress(OSError):
+        if path.stat().st_size > LOG_BYTES:
+            with suppress(OSError):  # a log that fills the disk has to be cut, too
+                write_durably(path.with_name(f"{path.name}.1"), end_of(path, LOG_BYTES // 2))
+            os.truncate(path, 0)
+
+
+def end_of(path: Path, size: int) -> bytes:
+    """Returns the last `size` bytes of a file."""
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+        return file.read()
 
 
 def visible(text: str, keep: str = "") -> str:

@@ -244,7 +244,7 @@ class QualityConfig(Strict):
         "adamw", description="muon: for matrices of hidden layers; AdamW for embeddings, gains, taps and routers"
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decays of AdamW's moments")
-    lr: float = Field(3e-3, gt=0, description="learning rate; in wider proxies proportional to 1 / width")
+    lr: float = Field(3e-3, gt=0, description="learning rate; lower it as 1 / width in wider proxies")
     task_lr: float = Field(3e-3, gt=0, description="learning rate for tasks")
     warmup: int = Field(20, ge=0, description="steps of linear learning-rate warm-up")
     decay: float = Field(

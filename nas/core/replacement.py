@@ -28,8 +28,8 @@ RECALLABLE_GROUP = "lm/library.recall"
 RECALL_GROUP = "lm/recall"
 """Answers in generated text."""
 Part = Literal["mixer", "ffn", "layer"]
-_PLACES: tuple[tuple[Part, str, str], ...] = (("mixer", "mixers.0", "mixer_norm"), ("ffn", "ffn", "ffn_norm"))
-"""Part of a layer, and the names of its block and norm in state dicts."""
+_PLACES: tuple[tuple[Part, str], ...] = (("mixer", "mixers.0"), ("ffn", "ffn"))
+"""Part of a layer, and the name of its block in state dicts."""
 _ROLES: tuple[tuple[Part, str], ...] = (("mixer", "mixers"), ("ffn", "ffn"))
 """Part of a layer, and its role in names of quantisations."""
 
@@ -157,13 +157,14 @@ def assembled(
     child, depths = with_blocks(layout, choice)
     state = {name: tensor for name, tensor in weights.items() if not name.startswith("layers.")}
     for new, depth in enumerate(depths):
-        for part, place, norm in _PLACES:
+        for part, place in _PLACES:
             slot, old, to = Slot(depth, part), f"layers.{depth}.", f"layers.{new}."
             if choice.get(slot, slot.block(layout)) is None:
                 continue
             tensors = blocks.get(slot) or _under(weights, f"{old}{place}.")
             state |= {f"{to}{place}.{name}": tensor for name, tensor in tensors.items()}
-            state |= {f"{to}{norm}.{name}": tensor for name, tensor in _under(weights, f"{old}{norm}.").items()}
+            for norm in (f"{part}_norm.", f"{part}_out_norm."):
+                state |= {f"{to}{norm}{name}": tensor for name, tensor in _under(weights, f"{old}{norm}").items()}
     return child, state
 
 
@@ -267,7 +268,7 @@ class LibraryScores(BaseModel):
             replaced; the message names the first place.
         """
         teacher = Layout.parse(self.layout)
-        for name in ("d_model", "vocab", "tied", "depth"):
+        for name in ("d_model", "vocab", "tied", "norms", "softcap", "depth"):
             if (value := getattr(layout, name)) != (expected := getattr(teacher, name)):
                 raise InvalidInput(f"{name} is {value}, of the library's model {expected}: {layout.format()}")
         chosen: dict[Slot, ScoredBlock] = {}

@@ -44,6 +44,9 @@ class _Files:
     def fetch(self, file: PlanFile) -> Path:
         return self.paths[file.sha256]
 
+    def doubt(self, file: PlanFile) -> None:
+        """Does nothing."""
+
 
 class RuntimeContract:
     """Properties that studies rely on.

@@ -308,5 +308,5 @@ def run_recipe(
     if retrieval is not None:
         log(f"stage {count} of {count}: {retrieval.name or retrieval.kind}")
         output = find_member(family, size)[0] / retrieval.folder
-        train_retriever(f"{family}/{size}", data, retrieval.settings(), output, log, checkpoint_s)
+        train_retriever((family, size), data, retrieval.settings(), output, log, checkpoint_s)
     return record

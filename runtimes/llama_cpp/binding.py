@@ -193,11 +193,11 @@ class Session:
             tokens.pop()
         return tokens
 
-    def text_of(self, token: int) -> bytes:
-        """Returns the text that a token stands for; none for a special one."""
-        piece = ctypes.create_string_buffer(1 << 10)
-        count = int(self._lib.llama_token_to_piece(self._words, token, piece, len(piece), 0, False))
-        return piece.raw[: max(0, count)]
+    def text_of(self, token: int, size: int = 1 << 10) -> bytes:
+        """Returns the text that a token stands for; none for a special one. Longer ones take a second call."""
+        piece = ctypes.create_string_buffer(size)
+        count = int(self._lib.llama_token_to_piece(self._words, token, piece, size, 0, False))
+        return self.text_of(token, -count) if count < -size else piece.raw[: max(0, count)]
 
     def ends(self, token: int) -> bool:
         """Returns whether a token ends a text or an answer."""
@@ -476,8 +476,12 @@ def _bits(model: str, texts: list[str], threads: int) -> float | None:
     session = Session(model, _CHUNK, _CHUNK, threads=threads)
     nats = size = 0.0
     for text in texts:
-        ids = session.tokens(text.encode())
-        size += len(text.encode()) - len(session.text_of(ids[0]))
+        content = text.encode()
+        ids = session.tokens(content)
+        parts = [session.text_of(token) for token in ids]
+        # SentencePiece puts a blank in front of the text.
+        blank = sum(map(len, parts)) > len(content) and parts[0].startswith(b" ")
+        size += len(content) - len(parts[0]) + blank
         for start in range(0, len(ids) - 1, _CHUNK):
             window = ids[start : start + _CHUNK + 1]
             session.reset()

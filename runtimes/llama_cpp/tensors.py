@@ -295,6 +295,7 @@ class CheckpointTensors:
         if tensor.role == "decay":
             values = -np.exp(values)  # GGUF stores A, the state dict its logarithm
         if storage in _PLAIN:
-            return np.ascontiguousarray(values, _PLAIN[storage]).reshape(-1).view(np.uint8)
+            with np.errstate(over="ignore"):  # infinite where float16 has no such number
+                return np.ascontiguousarray(values, _PLAIN[storage]).reshape(-1).view(np.uint8)
         self._quantiser = self._quantiser or Quantiser(LLAMA_CPP.find_build(patched=None).folder)
         return self._quantiser.quantise(values, storage, stored_bytes(tensor.shape, storage))

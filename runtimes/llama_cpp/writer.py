@@ -127,7 +127,7 @@ def write_gguf(
     besides them; without it the file knows token ids only, which is all that measuring needs.
 
     Raises:
-        Unsupported: neither build carries the layout.
+        Unsupported: neither build carries the layout, or a weight is too large for float16.
         InvalidInput: the checkpoint does not fit the layout.
         InfrastructureFailed: the file cannot be written, most often for want of space.
     """
@@ -164,6 +164,8 @@ def _trained(
     yield header
     for tensor, storage in stored:
         data = checkpoint.data(tensor, storage)
+        if storage == Type.F16 and not np.isfinite(data.view("<f2")).all():
+            raise Unsupported(f"{tensor.source} holds values that float16 does not")
         yield _turned(data, tensor, layout, arch).data
         yield bytes(-data.size % ALIGNMENT)
 

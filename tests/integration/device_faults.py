@@ -230,6 +230,9 @@ class InFolder:
     def fetch(self, file: PlanFile) -> Path:
         return self.folder / file.sha256
 
+    def doubt(self, file: PlanFile) -> None:
+        pass
+
 
 def reached(transport: ShellTransport) -> bool:
     """Returns whether the device answers (again)."""

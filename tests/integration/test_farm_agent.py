@@ -101,6 +101,14 @@ def test_a_killed_agent_is_started_again_and_registers(store: Store) -> None:
     until(lambda: not alive(second))
 
 
+def test_the_log_of_the_agent_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nas.core.logs.LOG_BYTES", 1000)
+    text = "import sys; sys.stderr.write('x' * 3000); sys.stderr.flush(); sys.stdin.read()"
+    with agent(tmp_path, [sys.executable, "-c", text]):
+        until((tmp_path / "log.1").exists)
+    assert (tmp_path / "log.1").read_bytes() == b"x" * 500
+
+
 def test_two_launches_share_one_agent_and_the_second_takes_over(store: Store) -> None:
     stack = ExitStack()
     first = stack.enter_context(open_farm(store))

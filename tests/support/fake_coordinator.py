@@ -216,8 +216,10 @@ def served(coordinator: FakeCoordinator, socket: Path) -> Iterator[str]:
     with Server(str(socket), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
-        yield f"http+unix://{quote(str(socket))}"
-        server.shutdown()
+        try:
+            yield f"http+unix://{quote(str(socket))}"
+        finally:
+            server.shutdown()
 
 
 def _json(message: BaseModel) -> httpx.Response:

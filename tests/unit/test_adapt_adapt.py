@@ -30,6 +30,7 @@ from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.replacement import (
     RECALL_GROUP,
+    TEXT_GROUP,
     Alternative,
     Slot,
     assembled,
@@ -715,6 +716,27 @@ def test_a_figure_that_some_layouts_lack_ends_nothing(lab: Path, tmp_path: Path,
     (layer,) = (option for option in mixers if option.name == "no layer")
     assert without.costs.keys() == {"decode_p50", "file_size"}
     assert layer.costs["energy_mj_per_token"] == -1.0
+    limit = "energy_mj_per_token<=2mJ"
+    one = adaptation(lab, tmp_path / "of energy", tmp_path / "library", budget=limit, measure=measure, settings=FEW)
+    report = one.run()
+    assert report["child"]["measured"]["energy_mj_per_token"] == 2
+    assert all(layer.ffn for layer in Layout.parse(report["child"]["layout"]).layers)
+
+
+def test_a_layer_without_which_the_score_is_not_finite_stays(
+    lab: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores_of, nothing = Library.scores, Score({TEXT_GROUP: math.nan}, (math.nan,))
+
+    def scores(library: Library, alternatives: Any) -> dict[Any, Score]:
+        computed = scores_of(library, alternatives)
+        return {one: nothing if one[0].part == "layer" else score for one, score in computed.items()}
+
+    monkeypatch.setattr(Library, "scores", scores)
+    problem = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=FEW).choices.problem()
+    options = [option for listed in problem.options.values() for option in listed]
+    assert options and all(math.isfinite(option.loss) for option in options)
+    assert "no layer" not in {option.name for option in options}
 
 
 def test_what_the_runtime_does_not_carry_is_not_trained(lab: Path, tmp_path: Path, home: Path) -> None:
@@ -1166,6 +1188,32 @@ def test_an_alternative_that_diverges_is_left_out_alone(
     assert library.missing_bytes({slot: (wild, *sound)}) == 0
     for block in sound:
         assert sha256_of(library.file(slot, block)) == sha256_of(calm.file(slot, block))
+
+
+def test_a_kill_while_blocks_are_stored_trains_none_of_them_again(
+    teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot, blocks = Slot(0, "ffn"), tuple(Block.parse(name, "ffn") for name in ("swiglu:64", "swiglu:32"))
+    whole = Library(tmp_path / "whole", teacher, text, QUICK.library, alone())
+    whole.train({slot: blocks})
+    lines: list[Any] = []
+    library = Library(tmp_path / "library", teacher, text, QUICK.library, Worker(torch.device("cpu"), lines.append))
+    store = library_module.save_tensors
+
+    def killed(*arguments: Any) -> None:
+        store(*arguments)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library_module, "save_tensors", killed)
+        with pytest.raises(Killed):
+            library.train({slot: blocks})
+    assert [library.is_trained(slot, block) for block in blocks] == [True, False]
+    library.train({slot: blocks})
+    assert "training 2 blocks of depth 0 from step 1 to 1" in lines
+    assert not list((tmp_path / "library" / "training").iterdir())
+    for block in blocks:
+        assert sha256_of(library.file(slot, block)) == sha256_of(whole.file(slot, block))
 
 
 @pytest.mark.parametrize(

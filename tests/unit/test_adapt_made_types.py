@@ -27,3 +27,13 @@ def test_unused_files_are_removed_least_recently_used_first(tmp_path: Path, monk
     (files[1].parent / "model.gguf.partial").write_bytes(bytes(10))
     assert trim(0) == 110
     assert not any(tmp_path.glob("quantised/*/*.*"))
+
+
+def test_importance_matrices_are_removed_and_divergences_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path))
+    (tmp_path / "divergences").mkdir()
+    for name in ("a.json", "b.imatrix.gguf", "c.imatrix.gguf.0123.partial"):
+        (tmp_path / "divergences" / name).write_bytes(bytes(10))
+    assert trim(20) == 0
+    assert trim(0) == 20
+    assert [path.name for path in tmp_path.glob("divergences/*.*")] == ["a.json"]

@@ -150,6 +150,19 @@ def test_alternatives_whose_scores_are_not_finite_are_left_out(
     assert space._with_finite_scores(library, {slot: blocks}) == {slot: blocks[1:]}
 
 
+@pytest.mark.parametrize(("count", "most", "last"), [(8, 8, 7), (13, 12, 11), (23, 12, 21), (35, 12, 32), (48, 12, 44)])
+def test_assembled_mixes_are_from_the_worst_to_the_best(
+    count: int, most: int, last: int, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assembled: list[int] = []
+    monkeypatch.setattr(space, "_quality", lambda scores, layout: layout)
+    monkeypatch.setattr(space, "assembled_mix", lambda scores, model, layout: assembled.append(layout))
+    monkeypatch.setattr(space, "_qualities", lambda *arguments: dict.fromkeys(range(4), 0.5))
+    listed: Any = range(count)
+    assert space._deviations(written.one, written.scores, listed)[2] == most
+    assert len(set(assembled)) == most and (assembled[0], assembled[-1]) == (0, last)
+
+
 def test_without_alternatives_the_model_itself_is_drawn(written: Written) -> None:
     scores = written.scores.model_copy(update={"blocks": ()})
     assert list(space._drawn(written.one, {}, scores, 2)) == [LAYOUT, LAYOUT]

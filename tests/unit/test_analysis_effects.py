@@ -57,6 +57,18 @@ def test_a_knob_that_others_determine_has_no_effect() -> None:
     assert np.isnan(fit.change[1])
 
 
+def test_a_knob_that_trials_with_a_value_share_has_no_effect() -> None:
+    rng = np.random.default_rng(0)
+    table = np.column_stack([rng.integers(0, 5, 30).astype(float), np.full(30, 0.1)])
+    target = table[:, 0] + rng.normal(0, 0.1, 30)
+    table, target = np.vstack([table, [2.0, 0.7]]), np.append(target, np.nan)
+    assert np.ptp(table[:30, 1] - table[:30, 1].mean()) == 0 != table[0, 1] - table[:30, 1].mean(), "rounding"
+    fit = effects(table, target)
+    assert fit is not None
+    assert fit.change[0] == pytest.approx(4, abs=0.3)
+    assert np.isnan([fit.change[1], fit.low[1], fit.high[1]]).all()
+
+
 def test_features_are_counts_shares_and_means_of_knobs_that_differ() -> None:
     texts = (
         "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3]",

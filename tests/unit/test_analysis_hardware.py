@@ -21,6 +21,7 @@ from nas.infra.store.rows import Study, Trial
 from nas.infra.store.store import Store
 from nas.search.analysis.hardware import FIGURES, ModelError, hardware_report, study_models
 from nas.search.analysis.record import MeasurementSummary, Record, StudyRecord
+from nas.search.proposers import hardware
 
 LAYOUTS = draw(24)
 LAPTOP, BOARD = (MeasurementKey(device, "llama.cpp", "chat") for device in ("laptop", "board"))
@@ -58,6 +59,15 @@ def test_errors_and_forecasts_of_every_candidate() -> None:
         assert candidate.predicted == pytest.approx(time_ms(LAYOUTS[candidate.trial]), rel=0.2)
     off = [abs(candidate.predicted / candidate.measured - 1) for candidate in model.candidates if candidate.measured]
     assert model.mape == pytest.approx(math.fsum(off) / 18) and model.worst == pytest.approx(max(off))
+
+
+def test_layouts_beyond_those_that_a_model_is_fitted_to_are_forecast_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_MOST_ROWS", 12)
+    model = decode(study_models(study((LAPTOP, LAYOUTS[2:20], 1.0))), "laptop")
+    assert model.measurements == 18 and model.mape is not None and model.mape < 0.05
+    assert [candidate.measured is None for candidate in model.candidates] == [True] * 2 + [False] * 18 + [True] * 4
+    for candidate in model.candidates:
+        assert candidate.predicted == pytest.approx(time_ms(LAYOUTS[candidate.trial]), rel=0.2)
 
 
 def test_a_second_device_starts_from_the_first() -> None:

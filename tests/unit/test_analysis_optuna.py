@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
-from study_support import Bed, bed_of, tiny_space
+from study_support import TINY, Bed, bed_of, tiny_space
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.infra.store import leases
 from nas.search.analysis.optuna_export import Parameters, mirror
 from nas.search.analysis.report import study_report
 from nas.search.proposers import Sampler
@@ -89,6 +90,21 @@ def test_trials_that_may_be_tried_again_are_not_copied_yet(bed: Bed, url: str) -
     bed.compute.fail = lambda stage, spec: None
     bed.run(3)
     assert mirror(bed.store, "study", url).added == 1
+
+
+def test_complete_trials_of_a_study_that_runs_wait_for_their_fresh_scores(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    bed = bed_of(tmp_path, tiny_space(quality={**TINY["quality"], "rescore": {"seeds": [100, 101]}}))
+    bed.run(8)  # its lease is not given back
+    done = mirror(bed.store, "study", url)
+    assert done.waiting > 0 and done.added + done.waiting == 8
+    assert all(trial.state.name != "COMPLETE" for trial in load(url).trials)
+    lease = leases.current(bed.store, 1)
+    assert lease is not None
+    leases.release(bed.store, lease)
+    assert mirror(bed.store, "study", url)[2:] == (done.waiting, 8, 0)
 
 
 def _no_training_of_the_next() -> object:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from api_lab import Lab, ScriptedProcess, space_text
 
+from nas.core import logs
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.infra.store import studies
 from nas.infra.store.rows import StudyState
 from nas.infra.web.errors import Conflict
 from nas.search.spaces import parse_space
-from nas.serve.api import submissions as records
 from nas.serve.api.submissions import LaunchProcess, Submission, SubmissionFolder, SubmissionState, SubmittedStudies
 
 
@@ -184,7 +184,7 @@ def test_a_clock_that_is_set_back_delays_no_retry(lab: Lab) -> None:
 
 
 def test_the_log_is_bounded_while_the_process_writes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "LOG_BYTES", 1000)
+    monkeypatch.setattr(logs, "LOG_BYTES", 1000)
     begin, end = "sys.stderr.write('x' * 3000); sys.stderr.flush()", "print('end', file=sys.stderr)"
     lab.process.script = f"import sys; {begin}; sys.stdin.read(); {end}"
     submit(lab)
@@ -203,11 +203,21 @@ def test_a_log_that_fills_the_disk_is_cut(tmp_path: Path, monkeypatch: pytest.Mo
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(records, "LOG_BYTES", 1000)
-    monkeypatch.setattr(records, "write_durably", full)
+    monkeypatch.setattr(logs, "LOG_BYTES", 1000)
+    monkeypatch.setattr(logs, "write_durably", full)
     (tmp_path / "launch.log").write_text("x" * 3000)
-    SubmissionFolder(tmp_path).bound_log()
+    logs.bound_log(tmp_path / "launch.log")
     assert (tmp_path / "launch.log").stat().st_size == 0
+
+
+def test_a_retry_is_not_explained_by_what_an_earlier_process_printed(lab: Lab) -> None:
+    submit(lab)
+    first = run_to_the_end(lab, "import sys; print('nas: no route to host', file=sys.stderr); sys.exit(4)")
+    assert first.message == "ended with exit code 4; it is retried. nas: no route to host"
+    lab.clock.time = first.not_before
+    second = run_to_the_end(lab, "import os; os.kill(os.getpid(), 9)")
+    assert second.message == "ended with exit code -9; it is retried."
+    assert "no route" in (lab.home / "studies" / "mine" / "launch.log").read_text()
 
 
 def test_secrets_in_the_log_are_not_shown(lab: Lab) -> None:
@@ -263,7 +273,7 @@ def test_the_process_is_a_plain_launch_over_the_same_database(lab: Lab, monkeypa
             folder, submission_of(lab).model_copy(update={"trials": 9, "warm_start": ("one",)}), lock, resume=True
         )
     (argv, environment) = calls[0]
-    options = ["--study", "mine", "--yes", "--json", "--trials", "9", "--resume"]
+    options = ["--study", "mine", "--yes", "--trials", "9", "--resume"]
     options += ["--warm-start", "one"]
     assert argv[1:] == ["-m", "nas.cli", "launch", "--space", str(folder.space), *options]
     assert environment["NAS_DB"] == str(lab.store.engine.url)

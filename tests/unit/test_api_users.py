@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from store_support import new_study, put, put_bytes, take
 
 from nas.infra.store import agents, calibrations
+from nas.infra.store import devices as stored_devices
 from nas.infra.store import studies as studies_table
 from nas.infra.store.rows import Role, StudyState
 from nas.infra.web.errors import ErrorBody
@@ -231,6 +232,15 @@ def test_metrics_tell_of_studies_disk_drift_and_noise(lab: Lab) -> None:
     assert metrics['hilnas_device_drift_ratio{device="box",runtime="fake"}'] == pytest.approx(0.28)
     # 3 of the 12 runs of the last hour.
     assert metrics['hilnas_device_disturbed_ratio{device="box"}'] == pytest.approx(0.25)
+
+
+def test_a_revoked_agent_is_not_reported_as_silent(lab: Lab) -> None:
+    agents.enrol(lab.store, agents.issue_token(lab.store), "shelf")
+    stored_devices.register(lab.store, "shelf", [], boot_id="boot")
+    sample = 'hilnas_agent_last_seen_timestamp_seconds{agent="shelf"}'
+    assert samples(lab)[sample] == lab.clock.time
+    agents.revoke(lab.store, "shelf")
+    assert sample not in samples(lab)
 
 
 def test_metrics_keep_their_names_and_types(lab: Lab) -> None:

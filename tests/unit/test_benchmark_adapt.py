@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from adapt_lab import SETTINGS, alone, sources, write_lab
 
-from benchmarks import adapt_ablations
+from benchmarks import adapt_ablations, adapt_real, adapt_scratch
 from benchmarks.adapt import PAGE, SIZES, family_of, tables
 from nas.core.block import Block
 from nas.core.layout import Layout
@@ -58,3 +63,57 @@ def test_the_page_shows_what_is_recorded() -> None:
     page = PAGE.read_text()
     for table in tables().values():
         assert table in page
+
+
+def test_a_child_and_a_model_from_scratch_are_measured_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(argv: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert argv[3:6] == ["bench", "one", "two"]
+        results = [{"decode_ms": {"p50": p50, "ci95": [p50 - 1, p50 + 1]}} for p50 in (2.0, 4.0)]
+        return subprocess.CompletedProcess(argv, 0, json.dumps({"results": results}))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    measured = adapt_scratch._measured({"child": "one", "scratch": "two"})
+    assert measured["scratch"] == {"decode_ms": 4.0, "ci95": [3.0, 5.0]} and measured["child"]["decode_ms"] == 2.0
+
+
+def test_an_adaptation_that_was_killed_is_timed_from_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def nas(*arguments: object) -> float:
+        started.append(sorted(path.name for path in tmp_path.iterdir()))
+        (tmp_path / "adapted").mkdir()
+        (tmp_path / "adapted-library").mkdir()
+        return 3.0
+
+    monkeypatch.setattr(adapt_scratch, "_nas", nas)
+    assert [adapt_scratch._adapt(tmp_path, 0.4) for _ in range(2)] == [{"seconds": 3.0}] * 2
+    assert started == [["adapt-config.json"]] * 2
+
+
+def test_text_of_packages_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    share, text, copytree = tmp_path / "share", tmp_path / "lab/text", shutil.copytree
+    for number in range(2):
+        document = share / f"doc/{number}.txt"
+        document.parent.mkdir(parents=True, exist_ok=True)
+        document.write_text(f"{number} " * 400)
+    text.parent.mkdir()
+
+    @contextmanager
+    def unpacked(packages: object) -> Iterator[Path]:
+        shutil.rmtree(share / "text", ignore_errors=True)
+        yield share
+
+    def killed(source: Path, target: Path) -> None:
+        (target / "stale").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(adapt_real, "unpacked", unpacked)
+    monkeypatch.setattr(adapt_real, "_SOURCES", {"manuals": (r"doc/.*\.txt$", 10_000)})
+    monkeypatch.setattr(shutil, "copytree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        adapt_real._write_text(text)
+    assert not text.exists()
+    monkeypatch.setattr(shutil, "copytree", copytree)
+    adapt_real._write_text(text)
+    assert sorted(str(path.relative_to(text)) for path in text.rglob("*.txt")) == ["manuals/0.txt", "manuals/1.txt"]
+    assert [path.name for path in text.iterdir()] == ["manuals"]

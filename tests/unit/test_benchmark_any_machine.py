@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks import any_machine
 from benchmarks.any_machine import agreement, beside, launch, read_results, run_missing, table
+from tests.support.waiting import until
 
 REPORT = {
     "trials": {"complete": 2},
@@ -62,6 +66,27 @@ def test_other_work_ends_with_the_launch(tmp_path: Path, monkeypatch: pytest.Mon
     with beside("loop", tmp_path, threading.Event()):
         pass
     assert all(not Path(f"/proc/{path.name}").exists() for path in tmp_path.iterdir())
+
+
+def test_a_loop_ends_with_the_process_that_started_it_however_that_ended() -> None:
+    start = f"import subprocess; print(subprocess.Popen({any_machine._LOOP}, stdout=2).pid, flush=True); input()"
+    with subprocess.Popen((sys.executable, "-c", start), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        loop = psutil.Process(int(starter.stdout.readline()))
+        until(lambda: loop.cpu_times().user > 0.2)
+        starter.kill()
+
+    def has_ended() -> bool:
+        try:
+            return loop.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    try:
+        until(has_ended)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            loop.kill()
 
 
 def test_a_run_that_has_its_file_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

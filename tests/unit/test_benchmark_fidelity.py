@@ -42,9 +42,9 @@ def test_a_study_spends_its_seconds_and_no_more(policy: str) -> None:
 def test_a_campaign_goes_on_and_pairs_by_seed(tmp_path: Path) -> None:
     out, messages = tmp_path / "runs.jsonl", list[str]()
 
-    def run(seeds: int) -> str:
+    def run(seeds: int, whole: int = 6) -> str:
         rows = compare(
-            ["periodic"], range(seeds), "random", pool=16, whole=6, longer=1.0, out=out, say=messages.append
+            ["periodic"], range(seeds), "random", pool=16, whole=whole, longer=1.0, out=out, say=messages.append
         )  # fmt: skip
         return table(rows)
 
@@ -52,6 +52,8 @@ def test_a_campaign_goes_on_and_pairs_by_seed(tmp_path: Path) -> None:
     text = run(2)
     assert len(messages) == 4
     assert "| `periodic` | halving |" in text
+    run(1, whole=3)
+    assert len(messages) == 6, "runs of another budget are others"
 
 
 def test_gains_are_shares_of_single_fidelity() -> None:

@@ -111,3 +111,17 @@ def test_earlier_studies_are_trials_of_their_own(problem: SyntheticProblem) -> N
     again = make_proposer(Sampler(problem.space), "optuna-tpe", 0)
     again.restore(proposer.state())
     assert again.ask(3) == proposer.ask(3)
+
+
+@pytest.mark.parametrize("engine", ["optuna-nsga2", "optuna-tpe"])
+def test_listed_layouts_are_places(problem: SyntheticProblem, engine: str) -> None:
+    rng, whole = np.random.default_rng(3), Sampler(problem.space)
+    layouts = {layout.id: layout for layout in (whole.draw(rng) for _ in range(40))}
+    proposer = make_proposer(Sampler.of(layouts.values(), problem.space), engine, 0)
+    operators = []
+    for _ in range(16):
+        (proposal,) = proposer.ask(1)
+        assert layouts.pop(proposal.layout.id) == proposal.layout
+        operators.append(proposal.operator)
+        proposer.tell(problem.observe(proposal.layout))
+    assert set(operators) == {"seed", "optuna"}

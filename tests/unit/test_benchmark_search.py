@@ -23,8 +23,9 @@ from benchmarks.search.results import REFERENCE, Key, fill, pack, read
 from benchmarks.search.runs import run
 from benchmarks.search.table import tables
 from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
 from nas.core.space import SearchSettings
-from nas.search.proposers import Sampler
+from nas.search.proposers import Observation, Sampler
 
 
 @pytest.mark.parametrize("name", mostly_exhaustive(FAMILY, "hybrid"))  # the others differ by their parameters
@@ -204,6 +205,27 @@ def test_surrogates_are_checked_on_a_stored_history_beside_recorded_checks(tmp_p
     both = models.check(tmp_path, ["attention"], [0], ["ehvi-3", "ehvi"], 14, messages.append)
     assert [row["engine"] for row in both] == ["ehvi-3", "ehvi"] and both[1] == rows[0] and len(messages) == 2
     assert "| `all` | ehvi-3 |" in models.table(both)
+
+
+def test_a_history_continues_after_a_kill_and_is_as_long_as_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observe, layouts = Problem.observe, list[Layout]()
+
+    def killed(problem: Problem, layout: Layout) -> Observation:
+        layouts.append(layout)
+        if len(layouts) == 4:
+            raise KeyboardInterrupt
+        return observe(problem, layout)
+
+    monkeypatch.setattr(Problem, "observe", killed)
+    monkeypatch.setattr(models, "_KEPT_EVERY", 2)
+    with pytest.raises(KeyboardInterrupt):
+        models._history(tmp_path, "attention", 0, 5)
+    assert len(models._history(tmp_path, "attention", 0, 2)["layouts"]) == 2
+    before = len(layouts)
+    assert len(models._history(tmp_path, "attention", 0, 5)["layouts"]) == 5
+    assert len(layouts) - before == 2, "three were stored before the kill"
 
 
 def test_packed_runs_are_compared_with_those_of_a_former_engine(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.targets import figures, layouts, models, table
+from benchmarks.targets import figures, layouts, models, quality, table
 from benchmarks.targets.measuring import Target, read_rows
 from nas.measure.runtimes import RUNTIMES
 from nas.train.compare.published import REFERENCES
@@ -117,6 +118,8 @@ def test_one_round_has_the_noise_that_two_equal_targets_show() -> None:
         measured.times("ttft")
     half = replace(measured, targets=twins, rows=measured.rows[:-1])
     assert half.times("ttft").places == list(range(59)), "what lacks a target is left out"
+    unknown = replace(half, rows=[*half.rows, measured.rows[-1] | {"ttft": None, "decode_p50": None}])
+    assert unknown.times("ttft").places == unknown.times("latency").places == list(range(59)), "and an unknown figure"
 
 
 def test_a_cut_off_line_is_left_out_and_nothing_is_written_behind_it(tmp_path: Path) -> None:
@@ -124,6 +127,15 @@ def test_a_cut_off_line_is_left_out_and_nothing_is_written_behind_it(tmp_path: P
     file.write_text('{"layout": 0}\n{"layout": 1}\n{"lay')
     assert read_rows(tmp_path) == [{"layout": 0}, {"layout": 1}]
     assert file.read_text().endswith("}\n")
+
+
+def test_quality_is_the_mean_over_domains_without_their_parts(tmp_path: Path) -> None:
+    first, second = layouts.draw(2)
+    scores = {"lm/code": 1.0, "lm/code.recall": 9.0, "lm/prose": 3.0}
+    rows = [{"key": f"{seed}", "layout": first.format(), "seed": seed, "scores": scores} for seed in (1, 0)]
+    file = tmp_path / "trained.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert quality.scores([first, second], file) == [[2.0, 2.0], []]
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_names_differ() -> None:
         ([-0.2, -0.3, -0.25], "wrong"),
         ([0.2, -0.3, 0.25], "undecided"),
         ([0.2], "undecided"),
+        ([0.0, 0.0], "undecided"),  # two layouts with one proxy
     ],
 )
 def test_a_verdict_needs_two_standard_errors(differences: list[float], word: str) -> None:

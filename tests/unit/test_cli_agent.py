@@ -130,6 +130,7 @@ def test_a_second_agent_of_a_home_is_refused(coordinator: TlsCoordinator) -> Non
         (["ssh://box"], "ssh://USER@HOST"),
         (["adb:a;b"], "adb:SERIAL"),
         (["adb:R5CT1", "--tag", "a b"], "--tag"),
+        (["adb:R5CT1", *(word for number in range(65) for word in ("--tag", f"t{number}"))], "at most 64 tags, not 65"),
         (["adb:R5CT1", "--cores", "x"], "cores 'x'"),
     ],
 )
@@ -145,6 +146,12 @@ def test_a_host_key_that_is_another_one_is_no_reason_to_try_again(monkeypatch: p
     done = nas("device", "add", "ssh://me@box", "--host-key", "SHA256:other")
     assert done.code == 3 and "this may be another machine" in done.err
     assert isinstance(NotTrusted("x"), InfrastructureFailed), "a job on such a device is not the candidate's failure"
+
+
+def test_no_host_key_is_trusted_for_a_device_that_is_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nas.cli.device.host_key", lambda address: pytest.fail("it was asked for its key"))
+    done = nas("device", "add", "ssh://me@box", "--yes", "--tag", "a b")
+    assert done.code == 3 and "--tag: " in done.err
 
 
 def test_unreachable_devices_are_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cli_runner import nas
 
+from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.progress import Log
 from nas.measure.protocol.bench import BenchOptions, Json
@@ -79,6 +80,27 @@ def test_one_result_is_shown_with_its_details() -> None:
     lines = [" ".join(line.split()) for line in nas("bench", A).out.splitlines()]
     assert "decode 100 tokens/s (95 to 105); mean 97.5" in lines
     assert "prefill 100 tokens/s (95 to 105); mean 98 ± 1" in lines
+
+
+@pytest.mark.parametrize(("error", "code"), [(InfrastructureFailed("gone"), 4), (KeyboardInterrupt(), 130)])
+def test_what_is_measured_is_shown_before_the_failure_of_another(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
+        yield report(benches[0])
+        raise error
+
+    monkeypatch.setattr("nas.cli.bench.bench_all", measure)
+    done = nas("bench", A, B, "--json")
+    assert done.code == code
+    assert [result["layout"] for result in json.loads(done.out)["results"]] == [A]
+    assert "1 of 2 are measured" in done.err
+    assert A in nas("bench", A, B).out
+
+
+def test_options_are_named_as_they_are_written() -> None:
+    done = nas("bench", A, "--image-height", "0")
+    assert done.code == 3 and "--image-height: " in done.err
 
 
 def test_on_a_busy_machine_what_was_seen_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from cli_runner import nas
 
-from nas.cli import doctor
+from nas.cli import doctor, preflight
 from nas.cli.doctor import Finding, worst
 from nas.cli.lazy import extras
 from nas.core.errors import InfrastructureFailed
@@ -69,6 +69,13 @@ def test_everything_that_is_not_ok_has_a_remedy() -> None:
     _, checks = _doctor()
     for check in checks.values():
         assert (check["fix"] is None) == (check["status"] == "ok"), check
+
+
+def test_names_of_processes_do_not_reach_the_terminal_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = preflight.Load(cores=1.0, of=2, processes=(("evil\x1b[2J", 1.0),))
+    monkeypatch.setattr(preflight, "load", lambda: load)
+    done = nas("doctor")
+    assert "evil" in done.out and "\x1b" not in done.out
 
 
 def test_text_has_a_line_for_every_check() -> None:
@@ -239,6 +246,8 @@ def test_export_refuses_a_whole_graph_where_there_is_none_and_weights_that_are_n
         "export", "d64 v128 ffn=swiglu:64 [W2/1@8(sink=1)]", "-o", str(path), "-r", "executorch", "--whole", "64"
     )
     assert sinks.code == 3 and "neither attention sinks nor bounded scores" in sinks.err
+    both = nas("export", SMALL, "-o", str(path), "-r", "executorch", "--whole", "64", "--recipe")
+    assert both.code == 3 and "--recipe: cannot be combined with --whole" in both.err
     missing = nas("export", SMALL, "-o", str(path), "--checkpoint", str(tmp_path / "none"))
     assert missing.code == 3 and "none" in missing.err
     assert not path.exists()

@@ -12,10 +12,11 @@ from cli_runner import nas
 
 import nas.search.spaces as nas_search_spaces
 from nas.cli.options import same_database
-from nas.infra.store import studies
+from nas.infra.store import events, studies
 from nas.infra.store.rows import StudyState
 from nas.infra.store.store import Store
 from nas.search.spaces import load_space
+from nas.search.study.events import Launched
 from nas.search.study.opened import LaunchOptions
 
 
@@ -98,6 +99,12 @@ def test_the_end_names_the_picture_and_what_to_do_next(monkeypatch: pytest.Monke
     assert (tmp_path / "home" / "studies" / "first" / "front.png").stat().st_size > 0
     assert "front.svg" in done.err
     assert "nas study show first" in done.err
+
+
+def test_the_plan_of_a_resumed_study_has_its_own_number_of_trials(store: Store) -> None:
+    events.append(store, studies.get(store, "first").id, Launched(7, ()).to_json())
+    plan = json.loads(nas("launch", "--study", "first", "--resume", "--dry-run", "--json").out)
+    assert plan["trials"] == 7
 
 
 def test_an_interrupted_search_is_130_and_says_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,15 @@ def test_texts_have_as_much_of_every_source(requests: list[QuantiseRequest]) -> 
         assert len(text) == pytest.approx(MOST_BYTES, rel=1e-3) and counts[0] == pytest.approx(counts[1], rel=1e-3)
 
 
+@pytest.mark.parametrize("entry", ["text", "text/*/*.txt"])
+def test_no_text_that_is_read_is_overwritten(entry: str) -> None:
+    path = Path("text/more/a.txt")
+    path.parent.mkdir(parents=True)
+    path.write_text("alpha " * 1000)
+    done = nas("quantise", "m.gguf", "-o", str(path), "-c", entry, "-b", "file_size<=1MB")
+    assert done.code == 3 and "is a file that this command reads" in done.err
+
+
 def test_a_budget_of_divergence_is_told_as_any_other(requests: list[QuantiseRequest]) -> None:
     options = ("-b", "kl<=0.1", "--minimise", "file_size")
     _, output, warnings = quantise(*options)

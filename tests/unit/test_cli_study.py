@@ -21,6 +21,7 @@ from nas.infra.store.rows import NewTrial
 from nas.infra.store.store import Store
 from nas.search.proposers.ehvi import EhviSearch
 from nas.search.spaces import load_space
+from nas.serve.api.submissions import Submission, SubmissionFolder
 
 LAYOUTS = ("d512 v8192 ffn=swiglu:1536 [C3*5 A8/4]", "d512 v8192 ffn=swiglu:1536 [C3*4 A8/4*2]")
 
@@ -117,6 +118,20 @@ def test_delete_asks_first(store: Store) -> None:
     assert studies.all(store) == []
 
 
+def test_a_deleted_study_is_no_submission_any_more(home: Path) -> None:
+    folder = SubmissionFolder(home / "studies" / "first")
+    submission = Submission(study="first", space="lfm2-demo", space_sha256="0", submitted_by="laptop", submitted=1.0)
+    folder.create(submission, "name: lfm2-demo")
+    assert nas("study", "delete", "first", "--yes").code == 0
+    assert folder.read() is None
+    folder.create(submission, "name: lfm2-demo")
+    lock = folder.lock()
+    assert lock is not None
+    with lock:  # as of the process of a study of another database
+        folder.forget()
+    assert folder.read() == submission
+
+
 def test_export_and_import_give_the_same_trials(tmp_path: Path) -> None:
     path = tmp_path / "first.jsonl"
     assert nas("study", "export", "first", "-o", str(path)).code == 0
@@ -126,6 +141,16 @@ def test_export_and_import_give_the_same_trials(tmp_path: Path) -> None:
     for row in (*first, *second):
         del row["updated"]
     assert first == second
+
+
+def test_options_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
+    for args in (
+        ("export", "first", "-o", str(tmp_path / "x.csv"), "--form-factor", "Phone"),
+        ("hardware", "first", "--results", str(tmp_path / "x.parquet"), "--from", "second"),
+    ):
+        done = nas("study", *args)
+        assert done.code == 3 and f"{args[-2]}: " in done.err
+    assert list(tmp_path.glob("x.*")) == []
 
 
 def test_export_as_a_report_and_as_a_table(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.core.replacement import LibraryScores, Slot
+from nas.core.replacement import LibraryScores, Slot, assembled
 from nas.core.space import SearchSpace
 from nas.infra.store.store import Store
+from nas.model.nn.model import Model
 from nas.model.text.corpus import refer_scores
 from nas.search.proxy.ladder import proxy_of, rung_jobs
 from nas.search.spaces import load_space
@@ -95,6 +96,25 @@ def test_a_reader_of_keys_and_values_needs_the_block_of_the_model(folder: Path) 
     assert [replacement.block for replacement in replacements.values()] == ["A4/4(kv=0)"]
     with pytest.raises(InvalidInput, match="layer 1 reads keys and values of layer 0, whose mixer is replaced"):
         library.choice(Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16(canon=3) A4/4:16(kv=0) C3]"))
+
+
+@pytest.mark.parametrize("norms", ["before", "behind", "both"])
+def test_a_mix_keeps_all_norms_of_its_layers(norms: str) -> None:
+    layout = Layout.parse(MODEL.replace("v320", f"v320 norms={norms}"))
+    weights = Model(layout, seed=1).state_dict()
+    child, state = assembled(layout, weights, {Slot(0, "mixer"): None, Slot(0, "ffn"): None}, {})
+    assert state.keys() == Model(child, None).state_dict().keys()
+    behind = [name for name in state if "_out_norm." in name]
+    assert (behind == []) is (norms == "before")
+    for name in behind:
+        assert state[name] is weights[name.replace("layers.1.", "layers.2.").replace("layers.0.", "layers.1.")]
+
+
+@pytest.mark.parametrize(("part", "problem"), [("norms=both", "norms is both"), ("softcap=9", "softcap is 9.0")])
+def test_layouts_with_other_norms_or_bounds_are_no_mixes(folder: Path, part: str, problem: str) -> None:
+    scores = LibraryScores.read(folder / "scores.json")
+    with pytest.raises(InvalidInput, match=f"{problem}, of the library's model "):
+        scores.choice(Layout.parse(MIX.replace("v320", f"v320 {part}")))
 
 
 def test_scores_of_replaced_blocks_add_up(folder: Path) -> None:

@@ -135,6 +135,17 @@ def test_a_damaged_file_of_an_earlier_agent_is_fetched_again(client: JobClient, 
     assert Downloads(client, folder).fetch(FILE).read_bytes() == DATA
 
 
+def test_a_file_that_is_damaged_later_is_fetched_again_once_a_device_refused_it(
+    client: JobClient, folder: ContentFolder
+) -> None:
+    downloads = Downloads(client, folder)
+    for _ in range(2):
+        path = downloads.fetch(FILE)
+    path.write_bytes(b"\0" * len(DATA))
+    downloads.doubt(FILE)
+    assert downloads.fetch(FILE).read_bytes() == DATA
+
+
 def test_a_broken_transfer_is_resumed(client: JobClient, coordinator: FakeCoordinator, folder: ContentFolder) -> None:
     coordinator.trouble.append(httpx.Response(200, content=DATA[:1000]))
     downloads = Downloads(client, folder)

@@ -23,6 +23,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.fetched: list[str] = []
+        self.doubted: list[str] = []
 
     def add(self, content: bytes | str) -> InputFile:
         data = content.encode() if isinstance(content, str) else content
@@ -33,6 +34,9 @@ class Folder:
     def fetch(self, file: PlanFile) -> Path:
         self.fetched.append(file.sha256)
         return self.root / file.sha256
+
+    def doubt(self, file: PlanFile) -> None:
+        self.doubted.append(file.sha256)
 
     def plan(self, script: str, *args: str, inputs: Mapping[str, str] | None = None, **more: Any) -> Plan:
         files = {"main.sh": self.add(f"#!/bin/sh\n{script}\n")}
@@ -117,6 +121,15 @@ def test_a_variable_of_a_plan_names_no_file(files: Folder, transport: LocalTrans
     prepare(files.plan("exit 0", env={"OMP_PLACES": "{0}:4:1, threads(2)"}), transport, files, lambda runner: True)
     with pytest.raises(InvalidInput, match="LC_ALL"):
         prepare(files.plan("exit 0", env={"LC_ALL": "/tmp/locale"}), transport, files, lambda runner: True)
+
+
+def test_a_file_that_could_not_be_pushed_is_checked_again(files: Folder, transport: LocalTransport) -> None:
+    plan = files.plan("exit 0", "--model", "{model}", inputs={"model": "weights"})
+    rotten = plan.inputs["model"].sha256
+    (files.root / rotten).write_bytes(b"WEIGHTS")
+    with pytest.raises(InfrastructureFailed):
+        prepare(plan, transport, files, lambda runner: True)
+    assert files.doubted == [rotten]
 
 
 @pytest.mark.parametrize("variable", ["LD_PRELOAD", "LD_LIBRARY_PATH", "GGML_BACKEND_PATH", "PATH", "PYTHONPATH"])

@@ -23,7 +23,7 @@ HARDENED = {
 
 
 def section(unit: Path, name: str) -> dict[str, str]:
-    parser = RawConfigParser(strict=True)
+    parser = RawConfigParser(strict=False)  # a list has a line for each entry
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read(unit)
     return dict(parser[name])
@@ -61,6 +61,13 @@ def test_units_are_hardened_and_come_back(unit: Path) -> None:
     assert service["User"] != "root"
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_units_see_gpus(unit: Path) -> None:
+    lines = unit.read_text().splitlines()
+    assert {"DevicePolicy=closed", "DeviceAllow=char-drm rw", "DeviceAllow=char-nvidia* rw"} <= set(lines)
+    assert not [line for line in lines if line.startswith("PrivateDevices")]
+
+
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.stem)
 def test_images_do_not_run_as_root_and_install_extras_that_exist(image: Path) -> None:
     text = image.read_text()
@@ -81,6 +88,15 @@ def test_the_composition_refers_to_what_is_there() -> None:
         assert set(service["networks"]) <= set(compose["networks"])
         assert set(service.get("secrets", ())) <= set(compose["secrets"])
         assert not service.get("privileged")
+
+
+def test_the_context_of_images_holds_what_the_links_of_the_package_lead_to() -> None:
+    patterns = (ROOT / ".dockerignore").read_text().splitlines()
+    context = [ROOT / pattern.removeprefix("!") for pattern in patterns if pattern.startswith("!")]
+    links = [path for path in (ROOT / "nas").rglob("*") if path.is_symlink()]
+    assert links
+    for link in links:
+        assert any(link.resolve().is_relative_to(folder) for folder in context), link
 
 
 def test_the_recipe_for_android_copies_what_its_runner_includes() -> None:

@@ -196,6 +196,10 @@ def test_every_make_target_in_the_readme_is_one() -> None:
     assert set() < named <= targets
 
 
+def test_cleaning_sets_up_nothing() -> None:
+    assert re.search(r"^clean:$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = sorted({
     command.strip()

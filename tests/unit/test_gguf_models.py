@@ -80,7 +80,12 @@ def test_what_is_exported_comes_in_again(arch: str, quantisation: Any, tmp_path:
         assert torch.equal(after[name], rounded) or torch.equal(after[name], tensor), name
 
 
-def write(path: Path, change: Callable[[gguf.GGUFWriter], None] = lambda writer: None, **options: Any) -> Path:
+def write(
+    path: Path,
+    change: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    queries: tuple[int, ...] = (64, 64),
+    **options: Any,
+) -> Path:
     """Writes a llama of one layer as its format has it; `change` adds keys and tensors."""
     writer = gguf.GGUFWriter(str(path), "llama", **options)
     for name, value in {"embedding_length": 64, "block_count": 1, "feed_forward_length": 96,
@@ -88,7 +93,7 @@ def write(path: Path, change: Callable[[gguf.GGUFWriter], None] = lambda writer:
         writer.add_uint32(f"llama.{name}", value)
     writer.add_layer_norm_rms_eps(1e-5)
     change(writer)
-    shapes = {"attn_q": (64, 64), "attn_k": (64, 64), "attn_v": (64, 64), "attn_output": (64, 64),
+    shapes = {"attn_q": queries, "attn_k": (64, 64), "attn_v": (64, 64), "attn_output": (64, 64),
               "ffn_gate": (96, 64), "ffn_up": (96, 64), "ffn_down": (64, 96), "attn_norm": (64,),
               "ffn_norm": (64,)}  # fmt: skip
     tensors = {f"blk.0.{name}.weight": shape for name, shape in shapes.items()}
@@ -231,6 +236,14 @@ def test_weights_that_are_no_number(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["m.gguf"]
 
 
+@pytest.mark.parametrize("shape", [(64,), (4096,), (4, 16, 64)])
+def test_a_tensor_of_another_rank_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", queries=shape)
+    with pytest.raises(InvalidInput, match=r"m\.gguf: .*q_proj"):
+        import_model(path, tmp_path / "out.safetensors")
+    assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_tokenizer_goes_out_and_comes_in(form: str, tmp_path: Path) -> None:
     layout = Layout.parse("d64 v420 ffn=swiglu:96 [A4/2*2]")
@@ -308,6 +321,17 @@ def test_ids_and_ends_that_a_file_does_not_name_are_those_of_llama_cpp(tmp_path:
     read = tokenizer_of_gguf(GgufFile.read(write(tmp_path / "m.gguf", add)))
     assert read.tokenizer.encode("a").ids[0] == 1
     assert read.ids()["eos"] == 2 and set(read.ends) == {2, tokens.index("<|eom_id|>")}
+
+
+def test_texts_that_begin_with_an_unused_token_are_refused(tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["<unk>", "<s>", "</s>", "a"])
+        writer.add_token_scores([0.0, -1.0, -2.0, -3.0])
+        writer.add_token_types([2, 5, 3, 1])
+
+    with pytest.raises(InvalidInput, match=r"m\.gguf: its tokenizer begins texts with '<s>', which is an unused token"):
+        tokenizer_of_gguf(GgufFile.read(write(tmp_path / "m.gguf", add)))
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,12 @@ def test_rope_turns_the_same_share_of_a_head(part: int, narrowed: int) -> None:
     assert (block.get("head_dim"), block.get("rope_dim")) == (8, narrowed)
 
 
+def test_heads_and_groups_of_mamba2_stay_at_their_own_width() -> None:
+    block = Block.parse("M16(groups=8,heads=8)", "mixer")
+    assert block.canonical(96) == block
+    assert block.spec.scale(block, 96, 96, "heads") == block
+
+
 def attention_of(layout: Layout) -> list[Block]:
     return [block for layer in layout.layers for block in layer.mixers if block.kind in ("gqa", "swa")]
 

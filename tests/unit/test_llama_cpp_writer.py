@@ -12,7 +12,7 @@ import pytest
 from gguf import GGUFReader, quants
 from safetensors.numpy import save_file
 
-from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint, RandomWeights
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
@@ -133,6 +133,14 @@ def test_checkpoint_that_does_not_fit(tmp_path: Path, changes: dict[str, np.ndar
     with pytest.raises(InvalidInput, match=message):
         write_gguf(TINY, "f32", trained, tmp_path / "m.gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["c.safetensors"]
+
+
+def test_weights_that_are_too_large_for_float16_are_refused(tmp_path: Path) -> None:
+    trained = checkpoint(TINY, tmp_path / "c.safetensors", embed__weight=np.full((96, 64), 7e4, np.float32))
+    with pytest.raises(Unsupported, match=r"embed\.weight holds values that float16 does not"):
+        write_gguf(TINY, "f16", trained, tmp_path / "m.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["c.safetensors"]
+    write_gguf(TINY, "f32", trained, tmp_path / "m.gguf")
 
 
 def test_checkpoint_that_is_none(tmp_path: Path) -> None:

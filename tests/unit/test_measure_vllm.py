@@ -80,6 +80,13 @@ def test_events_without_counts() -> None:
     assert row["throughput_tps"]["value"]
 
 
+def test_counters_that_cannot_be_read_lose_no_batch() -> None:
+    (row,) = report_of(ask(Behaviour(breaks=True), "--batch", "1", "--json"))["batches"]
+    assert row["decode_p50_ms"]["value"]
+    assert row["foreign_tokens"] is None
+    assert "/metrics: " in row["foreign_reason"]
+
+
 @pytest.mark.parametrize("status", [502, 504])
 def test_waits_behind_a_proxy_while_the_server_loads(status: int) -> None:
     assert ask(Behaviour(loads=1, loading=status), "--batch", "1").code == 0
@@ -200,6 +207,13 @@ def test_a_layout_is_served_with_numbers_of_the_server(tmp_path: Path, home: Pat
     done = nas("vllm", "d256 v512 ffn=swiglu:512 [M4 A4/2]", *SHORT, "--program", str(path))
     assert done.code == 3
     assert "stock classes" in done.err
+
+
+def test_a_layout_may_be_longer_than_a_name_of_a_file(tmp_path: Path, home: Path) -> None:
+    layout = f"d256 v512 ffn=swiglu:512 [{'C3 ' * 100}A4/2]"
+    done = nas("vllm", layout, *SHORT, "--program", str(tmp_path / "none"))
+    assert done.code == 3
+    assert "install vLLM" in done.err
 
 
 def test_a_server_that_dies(tmp_path: Path, folder: Path, home: Path) -> None:

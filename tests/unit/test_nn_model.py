@@ -104,6 +104,18 @@ def test_any_layout_decodes_as_it_trains(layout: Layout) -> None:
     assert 4 * numbers == 2 * (layout.kv_bytes(9, element=4.0) + layout.state_bytes())
 
 
+def test_biases_of_experts_and_divisors_of_rope_are_float32_in_models_of_half_precision() -> None:
+    torch.set_default_dtype(torch.float16)  # as transformers does while it makes a model
+    try:
+        model = Model(Layout.parse("d32 v97 ffn=moe:4x2:16 [A2/1(rope_long=8)]"), seed=None)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert model.embed.weight.dtype == torch.float16
+    names = {name.removeprefix("layers.0.") for name, _ in model.named_buffers()}
+    assert names == {"ffn.bias.weight", "ffn.bias.load", "mixers.0.rope_short.weight", "mixers.0.rope_long.weight"}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
+
+
 def test_shared_layer_is_the_same_layer_again() -> None:
     shared = Model(Layout.parse("d32 v97 ffn=swiglu:32 [C3 A2/1 ^0 ^1]"), seed=3)
     plain = Model(Layout.parse("d32 v97 ffn=swiglu:32 [C3 A2/1 C3 A2/1]"), seed=None)

@@ -18,7 +18,7 @@ from nas.core.layout import Layout, narrow
 from nas.model.nn.cfc import reference_cfc
 from nas.model.nn.deltanet import reference_deltanet
 from nas.model.nn.diagonal import diagonal_scan
-from nas.model.nn.gdn import delta_rule, reference_gdn
+from nas.model.nn.gdn import delta_rule, reference_gdn, unit_length
 from nas.model.nn.gla import gated_linear_attention, reference_gla
 from nas.model.nn.kinds import MODULES
 from nas.model.nn.linear import reference_linear
@@ -286,6 +286,24 @@ def test_memories_that_decay_slowly_keep_small_numbers_in_half_precision(
             steps.append(y)
     rounding, error = ((output.float() - expected).norm() for output in (whole, torch.cat(steps, 1)))
     assert error < 1.3 * rounding < 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize(("text", "length"), [("X2", 150), ("K1", 3000)])
+@torch.no_grad()
+def test_sums_exceed_no_range_in_float16(text: str, length: int) -> None:
+    """Released folders are float16 unless one asks for another type."""
+    module, x = mixer(text), sequence(1, length)
+    if text == "X2":
+        module.gate_bias[:2] += 30.0  # input gates, whose exponentials are then 3 million
+    expected, _ = module(x)
+    y, _ = module.half()(x.half())
+    assert y.dtype == torch.float16
+    assert (y - expected)[:, -50:].norm() < 0.02 * expected[:, -50:].norm()
+
+
+def test_long_queries_and_keys_get_length_one_in_float16() -> None:
+    x = torch.full((1, 128), 30.0)
+    torch.testing.assert_close(unit_length(x.half()).float(), unit_length(x), rtol=1e-3, atol=0)
 
 
 @torch.no_grad()

@@ -62,6 +62,8 @@ def test_broken_files_are_refused_with_their_path(tmp_path: Path) -> None:
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(InvalidInput, match=f"{path}: no safetensors file"):
         load_weights(model, path)
+    with pytest.raises(InvalidInput, match=f"{tmp_path}: is a folder"):
+        load_weights(model, tmp_path)
     save_file({"x": torch.ones(1)}, path)
     with pytest.raises(InvalidInput, match="names no layout"):
         load_weights(model, path)

@@ -216,7 +216,10 @@ def test_training_data_is_apart_from_evaluations_and_benchmarks(member: Path, mo
         run(member, text(4 * 256), {**SFT, "benchmarks": "nowhere"})
 
 
-def test_the_last_stage_may_train_a_late_interaction_model_in_a_folder_of_its_own(member: Path) -> None:
+def test_the_last_stage_may_train_a_late_interaction_model_in_a_folder_of_its_own(
+    member: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(member)
     lines = (member / "pairs.jsonl").write_text
     lines("".join(json.dumps({"query": f"word {n}", "positive": f"the {n} th text"}) + "\n" for n in range(8)))
     retrieval = {"kind": "retrieval", "data": ["pairs.jsonl"], "batch": 4, "width": 8, "document_length": 16}
@@ -227,6 +230,7 @@ def test_the_last_stage_may_train_a_late_interaction_model_in_a_folder_of_its_ow
     assert trained is not None
     assert (trained.settings.width, trained.steps) == (8, 2)
     assert trained.source == f"1M of tiny, SHA-256 {record.checkpoint[:12]}"
+    (member / "tiny" / "1M").mkdir(parents=True)  # which is no model
     run(member, text(4 * 256), {**retrieval, "name": "small", "width": 4}, transformers=True)
     assert (member_folder("tiny", "1M") / "retrieval-small" / "retrieval.json").exists()
     lines("{}\n")

@@ -229,6 +229,23 @@ def test_exact_duplicates_and_overlap_with_evaluations() -> None:
     assert without_near_duplicates([conversation("a", "b"), *tools], 0.5) == [0, 1, 2]
 
 
+def test_a_system_prompt_that_an_evaluation_shares_is_no_overlap(tmp_path: Path, chat: ChatTokenizer) -> None:
+    prompt = " ".join(f"word{number}" for number in range(20))
+
+    def lines(name: str, *questions: str) -> Path:
+        roles = ("system", "user", "assistant")
+        text = "".join(
+            conversation(prompt, question, "b", roles=roles).model_dump_json() + "\n" for question in questions
+        )
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    evaluations = sft.evaluation_questions([str(lines("asked.jsonl", "How many days has a week?"))], None)
+    data = lines("chat.jsonl", "And how many has a year?", "Now, how many days has a week?", "A third one")
+    selected = sft.select([data], evaluations, Filters(), chat)
+    assert [one.messages[1].text for one in selected.conversations] == ["And how many has a year?", "A third one"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -260,6 +260,17 @@ FORMS_OF: dict[str, tuple[Any, list[tuple[str, str | None]]]] = {
                   [("developer", "Be brief"), ("user", "What is 2 + 3?"), ("assistant", "5")]),
     "empty system": ({"messages": [{"role": "system", "content": ""}, *PLAIN]},
                      [("system", ""), ("user", "What is 2 + 3?"), ("assistant", "5")]),
+    "null system": ({"messages": [{"role": "system", "content": None}, *PLAIN]},
+                    [("user", "What is 2 + 3?"), ("assistant", "5")]),
+    "call with a null result": (
+        {"messages": [CALLING[0], {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                      {"role": "tool", "content": None}, CALLING[3]]},
+        [("user", "Weather in Paris?"), ("assistant", None), ("tool", ""), ("assistant", "21 degrees.")]),
+    "prompt with a system": ({"system": "Be brief", "prompt": "2 + 3?", "completion": "5"},
+                             [("system", "Be brief"), ("user", "2 + 3?"), ("assistant", "5")]),
+    "prompt of messages with a system": (
+        {"system": "other", "prompt": [{"role": "system", "content": "Be brief"}, PLAIN[0]], "completion": "5"},
+        [("system", "Be brief"), ("user", "What is 2 + 3?"), ("assistant", "5")]),
     "empty tools": ({"conversations": PLAIN, "tools": " "}, [("user", "What is 2 + 3?"), ("assistant", "5")]),
     "null columns": ({"messages": [message | {"tool_calls": None, "name": None} for message in PLAIN], "tools": None,
                       "task": None}, [("user", "What is 2 + 3?"), ("assistant", "5")]),
@@ -299,6 +310,25 @@ def test_public_forms_of_preferences_are_read(tmp_path: Path) -> None:
         (line,) = written(tmp_path, record, kind=Preference)
         assert line.messages == (Message(role="user", content="What is 2 + 3?"),)
         assert (line.chosen, line.rejected) == ("5", "no")
+
+
+def test_preferences_have_all_that_is_before_their_answers(tmp_path: Path) -> None:
+    system, no = {"role": "system", "content": "Be brief"}, {"role": "assistant", "content": "no"}
+    more = [{"role": "assistant", "content": "Why?"}, {"role": "user", "content": "Tell me."}]
+    for record, roles in (
+        ({"system": "Be brief", "prompt": "What is 2 + 3?", "chosen": "5", "rejected": "no"}, "su"),
+        ({"system": "Be brief", "chosen": PLAIN, "rejected": [PLAIN[0], no]}, "su"),
+        ({"prompt": [system], "chosen": PLAIN, "rejected": [PLAIN[0], no]}, "su"),
+        ({"prompt": "2 + 3?", "chosen": [system, *PLAIN], "rejected": [system, PLAIN[0], no]}, "su"),
+        ({"prompt": PLAIN[:1], "chosen": [*more, J5], "rejected": [*more, no]}, "uau"),
+        ({"prompt": "x", "chosen": [PLAIN[0], *more, J5], "rejected": [PLAIN[0], *more, no]}, "uau"),
+    ):
+        (line,) = written(tmp_path, record, kind=Preference)
+        assert "".join(message.role[0] for message in line.messages) == roles
+        assert (line.chosen, line.rejected) == ("5", "no")
+    other = {"chosen": PLAIN, "rejected": [{"role": "user", "content": "What is 3 + 3?"}, no]}
+    with pytest.raises(InvalidInput, match=r"lines\.jsonl:1: chosen and rejected differ before their last messages"):
+        written(tmp_path, other, kind=Preference)
 
 
 GOOD = json.dumps({"messages": PLAIN})

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from cli_runner import nas
 from pretrain_lab import LAYOUT, SETTINGS, run_here, tiny_family, write_tokenizer
 
-from nas.core.errors import InvalidInput
+from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record, write_record
 from nas.serve.views.family import member_folder, read_family
 from nas.train.pretrain import member_training
-from nas.train.pretrain.member_training import CHECKPOINT, START, WEIGHTS, Trained, train_member, write_files_of
+from nas.train.pretrain.member_training import CHECKPOINT, START, WEIGHTS, Trained, Work, train_member, write_files_of
 from nas.train.pretrain.next_token import PretrainingRequest
 from nas.train.release.files import MemberFilesWriter
 from nas.train.release.options import FileOptions
@@ -189,7 +193,26 @@ def test_nothing_is_left_of_killed_writes_and_of_what_a_training_needed(
     for name in (f".{CHECKPOINT}.k1ll3d", f".{START}.k1ll3d", f".{WEIGHTS}.k1ll3d", START):
         (folder / name).write_bytes(b"half")
     train()
-    assert {path.name for path in folder.iterdir()} == {WEIGHTS, "outcome.json"}
+    assert {path.name for path in folder.iterdir()} == {WEIGHTS}
+
+
+def test_workers_report_to_the_command_that_started_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = SimpleNamespace(get_world_rank=lambda: 0, get_world_size=lambda: 1)
+    monkeypatch.setitem(sys.modules, "ray.train", cast(Any, SimpleNamespace(get_context=lambda: context)))
+    place = SimpleNamespace(get_device=lambda: torch.device("cpu"))
+    monkeypatch.setitem(sys.modules, "ray.train.torch", cast(Any, place))
+    work = Work(cast(Any, None), None, tmp_path, torch.get_num_threads(), tmp_path, 60.0)
+
+    def refused(*_: object) -> Any:
+        raise InfrastructureFailed("another process kept it locked")
+
+    monkeypatch.setattr(member_training, "run_plan", lambda *_: {"steps": 3})
+    member_training._worker_process({"work": work, "outcome": tmp_path / "first"})
+    monkeypatch.setattr(member_training, "run_plan", refused)
+    with pytest.raises(InfrastructureFailed):
+        member_training._worker_process({"work": work, "outcome": tmp_path / "second"})
+    assert json.loads((tmp_path / "first").read_text()) == {"steps": 3}
+    assert isinstance(member_training._failure(tmp_path / "second"), InfrastructureFailed)
 
 
 def test_a_build_leaves_the_files_of_a_trained_member(member: Path, train: Callable[..., MemberTraining]) -> None:

@@ -97,6 +97,15 @@ def test_what_changes_the_function_is_said(large: str, why: str) -> None:
     assert difference(before, after) > 1e-4
 
 
+def test_larger_heads_are_another_function_with_yarn() -> None:
+    small = "d64 v96 ffn=swiglu:96 [A4/2:16(rope_factor=8,rope_theta=500,rope_tokens=200,rope_yarn=1)]"
+    _, _, wider = grown(small, small.replace("d64", "d128").replace("A4/2", "A8/4"))
+    assert wider.changes == ()
+    _, _, larger = grown(small, small.replace("d64", "d128").replace(":16", ":32"))
+    (change,) = larger.changes
+    assert "YaRN rounds its bounds to whole pairs" in change
+
+
 def test_another_vocabulary_keeps_the_layers() -> None:
     before, after, growth = grown(SMALL, SMALL.replace("v96", "v128"))
     assert "embedding and head drawn" in growth.describe()

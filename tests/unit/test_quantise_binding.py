@@ -123,6 +123,19 @@ def test_the_token_that_ends_a_text_is_left_out(ends_texts: bool) -> None:
     assert session.tokens(b"\x02") == [1, 9, 2]
 
 
+def test_long_tokens_have_their_whole_text() -> None:
+    def token_to_piece(words: object, token: int, piece: Any, size: int, lstrip: int, special: bool) -> int:
+        text = b"" if token == 0 else b"=" * 5000
+        if len(text) > size:
+            return -len(text)
+        piece[: len(text)] = text
+        return len(text)
+
+    session = object.__new__(binding.Session)
+    session._words, session._lib = None, SimpleNamespace(llama_token_to_piece=token_to_piece)
+    assert session.text_of(1) == b"=" * 5000 and session.text_of(0) == b""
+
+
 def test_texts_of_the_importance_matrix_are_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments: list[str] = []
 
@@ -141,6 +154,21 @@ def test_texts_of_first_tokens_alone_have_no_bits(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(binding, "Session", NearlyEqual)
     assert binding._bits("model", ["a"], 1) is None
     assert binding._bits("model", ["ab"], 1) == pytest.approx(np.log2(5001), rel=1e-5)
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_the_blank_that_sentencepiece_puts_in_front_is_no_byte_of_the_text(
+    starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Blank(NearlyEqual):
+        def tokens(self, text: bytes) -> list[int]:
+            return [*[0] * starts, 2, *[3] * (len(text) - 1)]
+
+        def text_of(self, token: int) -> bytes:
+            return (b"", b"", b" x", b"y")[token]
+
+    monkeypatch.setattr(binding, "Session", Blank)
+    assert binding._bits("model", ["xyy"], 1) == pytest.approx(np.log2(5001), rel=1e-5)
 
 
 def test_a_long_prompt_is_fed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

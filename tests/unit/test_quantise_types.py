@@ -9,11 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from nas.core import paths
 from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.limit import Limit
 from nas.core.measurement import Figure
 from nas.core.workload import Workload
 from nas.measure.runtimes.llama_cpp.binding import Divergence
+from nas.train.adapt import quantise
 from nas.train.adapt.quantise import Quantised, Quantiser, QuantiseRequest, Score, Slot
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -172,3 +174,26 @@ def test_types_are_chosen_four_times_at_most(tmp_path: Path) -> None:
 def test_a_budget_that_no_choice_keeps_is_named_as_it_was_given(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"decode_p50 6 \(limit 9, lowered to 3\.6\)"):
         chosen(tmp_path, "decode_p50<=9ms", whole={"decode_p50": [20.0]})
+
+
+def test_a_run_has_its_own_copy_of_the_importance_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+
+    def write_importance(build: object, model: Path, text: str, destination: Path, threads: int) -> None:
+        computed.append(text)
+        destination.write_bytes(b"matrix")
+
+    def importance(folder: Path) -> Path | None:
+        folder.mkdir()
+        return Quantiser(request, build, folder, lambda line: None).importance
+
+    monkeypatch.setattr(quantise, "write_importance", write_importance)
+    (tmp_path / "source.gguf").touch()
+    request = cast(Any, SimpleNamespace(source=tmp_path / "source.gguf", importance_from="a text", threads=1))
+    build = cast(Any, SimpleNamespace(runner=SimpleNamespace(build="b1")))
+    first, second = importance(tmp_path / "first"), importance(tmp_path / "second")
+    assert computed == ["a text"] and first == tmp_path / "first" / "importance.gguf"
+    assert second is not None and second.read_bytes() == b"matrix"
+    for file in (paths.cache() / "divergences").glob("*.imatrix.gguf"):
+        file.unlink()  # as `nas gc` does
+    assert importance(tmp_path / "third") and len(computed) == 2 and second.is_file()

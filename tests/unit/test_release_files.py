@@ -27,7 +27,7 @@ from nas.model.nn.model import Model
 from nas.model.nn.transformers import tensor_names
 from nas.testing.planted_faults import checkpoint
 from nas.train.release.files import files_of, rewrite_card, tokenizer_of, write_files
-from nas.train.release.huggingface import DrawnWeights, LazyTensors, Planned, open_weights, shards
+from nas.train.release.huggingface import DrawnWeights, LazyTensors, Planned, open_weights, shards, write_safetensors
 from nas.train.release.model_card import card
 from nas.train.release.options import FileOptions, kept_options
 
@@ -63,6 +63,14 @@ def test_random_weights_are_rounded_as_released() -> None:
     assert torch.equal(drawn["embed.weight"], model["embed.weight"].bfloat16().float())
     for name in ("layers.1.mixers.0.A_log", "layers.0.mixers.0.conv.weight", "layers.0.ffn.router.weight"):
         assert torch.equal(drawn[name], model[name]), name
+
+
+def test_weights_that_are_too_large_for_their_type_are_refused(tmp_path: Path) -> None:
+    values = [torch.tensor([1.0, 7e4])]
+    with pytest.raises(InvalidInput, match="a holds values that F16 does not"):
+        write_safetensors(tmp_path / "half", [Planned("a", (2,), torch.float16)], values, {})
+    assert not list(tmp_path.iterdir())
+    write_safetensors(tmp_path / "whole", [Planned("a", (2,), torch.float32)], values, {})
 
 
 def test_files_of_a_stock_member(tmp_path: Path) -> None:

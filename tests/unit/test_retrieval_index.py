@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from retrieval_lab import texts, write_lines, write_model
+from safetensors.torch import load_file, save_file
 
 from nas.core.errors import InvalidInput
 from nas.train.retrieval import index as index_module
@@ -105,6 +107,21 @@ def test_damaged_indexes_and_other_models_are_refused(tmp_path: Path) -> None:
         (tmp_path / "other" / "index.json").write_bytes(content)
         with pytest.raises(InvalidInput, match=problem):
             build_index(tmp_path / "model", [tmp_path / "documents.jsonl"], tmp_path / "other", lambda line: None)
+
+
+def test_weights_in_shards_are_part_of_what_an_index_is_of(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    documents(tmp_path)
+    single, shard = (tmp_path / "model" / name for name in ("model.safetensors", "model-00001-of-00001.safetensors"))
+    weights = load_file(single)
+    single.rename(shard)
+    index = {"weight_map": dict.fromkeys(weights, shard.name)}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    build(tmp_path)
+    open_index(tmp_path / "index")
+    save_file({name: 2 * tensor for name, tensor in weights.items()}, shard)
+    with pytest.raises(InvalidInput, match="not the model"):
+        open_index(tmp_path / "index")
 
 
 def test_a_compressed_file_that_is_named_without_its_ending_is_part_of_the_key(tmp_path: Path) -> None:

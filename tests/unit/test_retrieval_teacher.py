@@ -112,3 +112,7 @@ def test_the_command_takes_documents_of_an_index(tmp_path: Path, monkeypatch: py
     (first, _) = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
     assert len(first["documents"]) == 5 and set(first["documents"][2:]) <= {line["text"] for line in lines}
     assert nas("family", "scores", "qwen", "--data", "none.jsonl", "-o", "s.jsonl").code != 0
+    write_lines(tmp_path / "beir" / "qrels" / "train.tsv", ["q\t1\t2\n"])
+    for output in ("beir/qrels/train.tsv", "qwen/config.json", "index/index.json"):
+        done = nas("family", "scores", "qwen", "--data", "beir", "--index", "index", "-o", output)
+        assert done.code == 3 and "is a file that this command reads" in done.err

@@ -7,7 +7,8 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ from nas.train.posttrain import trained_folder
 from nas.train.pretrain.member_training import train_member
 from nas.train.pretrain.next_token import PretrainingRequest
 from nas.train.release.options import FileOptions
-from nas.train.retrieval.data import data_hashes, read_documents, read_examples, read_judgements
+from nas.train.release.tokenizer import byte_tokenizer
+from nas.train.retrieval import training
+from nas.train.retrieval.data import Example, data_hashes, read_documents, read_examples, read_judgements
 from nas.train.retrieval.retriever import TorchEncoder, exact_scores
 from nas.train.retrieval.training import RetrievalRecord, RetrievalSettings, distillation, train_retriever
 
@@ -112,6 +115,28 @@ def test_training_finds_the_documents(tmp_path: Path, home: Path, data: list[dic
         f"{tmp_path / 'out'} is trained with these settings already"
     ]
     assert train(tmp_path, data, log=lambda line: shutil.rmtree(tmp_path / "out" / "training")) == record
+
+
+def test_other_answers_to_a_query_do_not_count_as_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Encoder:
+        """Query N points to the axis N of 10, its document N.M as well, M / 10 long."""
+
+        def __init__(self, model: object, tokens: object) -> None: ...
+
+        def queries(self, texts: list[str]) -> list[Any]:
+            return [np.eye(10, dtype=np.float32)[[int(text)]] for text in texts]
+
+        def documents(self, texts: list[str]) -> list[Any]:
+            return [np.eye(10, dtype=np.float32)[[int(text[0])]] * float(text[1:]) for text in texts]
+
+    monkeypatch.setattr(training, "TorchEncoder", Encoder)
+    examples = [Example(query=f"{n}", documents=(f"{n}.{m}",), positive=True) for n in range(10) for m in (1, 2)]
+    start = cast(Any, SimpleNamespace(tokenizer=SimpleNamespace(tokenizer=byte_tokenizer(320))))
+    settings = QUICK.model_copy(update={"held_out": 0.5})
+    run = training._RetrievalTraining(examples, start, settings, tmp_path, [], 60.0)
+    run.worker = cast(Any, SimpleNamespace(device=torch.device("cpu")))
+    scores = run.scores(cast(Any, None))
+    assert scores["queries"] == scores["documents"] > 0 and scores["MRR"] == 1
 
 
 def test_a_killed_training_ends_with_the_same_weights(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from study_support import tiny_space
+from study_support import TINY, tiny_space
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
@@ -15,7 +15,15 @@ from nas.core.space import SearchSpace
 from nas.search.proxy.ladder import proxy_of
 from nas.train.scaling.candidates import ScaledLayout
 from nas.train.scaling.choose import CandidateResult, choose, tried_of
-from nas.train.scaling.source import EXPONENT, HELD, PER_TOKEN, Criteria, effective_weights, narrowed
+from nas.train.scaling.source import (
+    EXPONENT,
+    HELD,
+    PER_TOKEN,
+    Criteria,
+    _reference_decision,
+    effective_weights,
+    narrowed,
+)
 
 LIMITS = {"quality": -0.9, "latency": math.log(1.2)}
 LAYOUT = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
@@ -89,6 +97,14 @@ def test_without_a_study_the_reference_point_is_a_ratio() -> None:
     limits = criteria(quality=2.0).limits()
     assert limits == {"quality": -1.8, "latency": math.log(1.2), "memory": math.log(1.2)}
     assert criteria(reference_point=(-0.5, 0.1, 0.2)).limits() == {"quality": -0.5, "latency": 0.1, "memory": 0.2}
+
+
+def test_recall_is_a_quality_and_no_ratio() -> None:
+    objectives = [*TINY["objectives"], {"name": "recall", "metric": "quality.recall"}]
+    space = tiny_space(objectives=objectives)
+    assert criteria(space, quality=2.0).limits()["recall"] == -1.8
+    decision = _reference_decision(space, {"quality": -0.9, "latency": 0.0, "memory": 0.0, "recall": -0.7})
+    assert decision.value.endswith("recall 0.7")
 
 
 def test_more_weights_of_a_pattern_are_a_little_better() -> None:

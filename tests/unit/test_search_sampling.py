@@ -66,6 +66,12 @@ SPACES = {
         model={"ffn_scope": "layer", "leading_dense": 1},
         ffn={"swiglu": {"width": {"choices": [256, 512], "scope": "layer"}}},
     ),
+    "three feed-forwards": space(
+        model={"ffn_scope": "layer", "leading_dense": [1, 2]}, ffn={"geglu": {"width": [256, 512]}}
+    ),
+    "own feed-forwards that repeat": space(
+        model={"ffn_scope": "layer", "leading_dense": [0, 1]}, pattern={"period": [2, 3]}
+    ),
     "expansion": space(model={"d_model": [128, 256]}, ffn={"swiglu": {"expansion": [1.5, 2, 3]}}),
     "tight total": space(model={"params": {"total": {"min": 3_000_000, "max": 3_100_000}}}),
     "tight active": space(model={"params": {"active": {"max": "1.6M"}, "total": {"min": "1.8M"}}}),
@@ -128,6 +134,14 @@ def test_seeds_begin_with_references_and_mix_local_and_global() -> None:
     hybrids = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in seeds]
     assert hybrids.count({"conv", "gqa"}) >= 6
     assert len({layout.depth for layout in seeds}) >= 3
+
+
+def test_leading_layers_are_dense_before_experts_alone() -> None:
+    gated = space(model={"leading_dense": [1, 2]}, ffn={"geglu": {"width": [256, 512]}})
+    sampler, rng = Sampler(gated), np.random.default_rng(0)
+    layouts = [sampler.draw(rng) for _ in range(40)]
+    kinds = {tuple(dict.fromkeys(layer.ffn.kind for layer in layout.layers if layer.ffn)) for layout in layouts}
+    assert kinds == {("swiglu",), ("geglu",), ("swiglu", "moe")}
 
 
 def test_few_seeds_pair_every_mixer_that_needs_no_growing_cache_with_attention() -> None:

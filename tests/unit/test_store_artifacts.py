@@ -11,6 +11,7 @@ from store_support import StillClock, add_device, key, new_study, put_bytes, rou
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.infra.store import artifacts, jobs, studies
+from nas.infra.store.agents import turn_file
 from nas.infra.store.artifacts import ABANDONED_S, collect
 from nas.infra.store.store import Store
 
@@ -109,6 +110,37 @@ def test_the_least_recently_used_goes_first(store: Store, clock: StillClock) -> 
     assert not (store.artifacts / middle[:2] / middle[2:]).exists()
     assert collect(store, 20).files == 0
     assert collect(store, 0).files == 2
+    assert left_behind(store) == []
+
+
+def test_artifacts_of_another_database_in_this_home_stay(store: Store, clock: StillClock) -> None:
+    clock.time = 1e9
+    turn_file(store).touch()
+    other = store.artifacts / "ab" / ("c" * 62)
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"other")
+    os.utime(other, (clock.time - ABANDONED_S - 1, clock.time - ABANDONED_S - 1))
+    (store.artifacts.parent / "agent-0123456789xy.turn").touch()
+    assert collect(store, 0).files == 0
+    (store.artifacts.parent / "agent-0123456789xy.turn").unlink()
+    assert collect(store, 0).files == 1
+    assert not other.exists()
+
+
+def test_files_are_removed_once_others_can_write_again(
+    store: Store, clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = put_three(store, clock)
+    at_once: list[bool] = []
+
+    def remove(file: Path) -> None:
+        at_once.append(store._outer() is None)
+        assert not any((store.artifacts / name[:2] / name[2:]).exists() for name in names)
+        file.unlink()
+
+    monkeypatch.setattr(artifacts, "_remove", remove)
+    assert collect(store, 0).freed_bytes == 30
+    assert at_once == [True] * 3
     assert left_behind(store) == []
 
 

@@ -38,6 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "work/big",
         "artifacts/ab/abc",
         "agent.log",
+        "agent.log.1",
     ):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(name)

@@ -343,6 +343,18 @@ def test_paused_it_proposes_nothing(bed: Bed) -> None:
     assert studies.get(bed.store, "study").state is StudyState.PAUSED
 
 
+def test_paused_after_its_last_trial_it_begins_nothing_and_does_not_end(bed: Bed) -> None:
+    bed.run(2)
+    bed.messages.clear()
+    studies.set_desired_state(bed.store, 1, "pause")
+    with pytest.raises(TimeoutError):
+        bed.run(2, seconds=2.0)
+    assert studies.get(bed.store, "study").state is StudyState.PAUSED
+    assert (None, "measuring the front again") not in bed.messages
+    studies.set_desired_state(bed.store, 1, "run")
+    assert bed.run(2) is StudyState.COMPLETE
+
+
 def test_a_damaged_export_is_written_again_on_resume(bed: Bed) -> None:
     bed.run(2)
     damaged = artifacts.all(bed.store)[0].sha256

@@ -43,6 +43,19 @@ def test_the_mean_of_runs_is_a_model(tmp_path: Path) -> None:
     merge_runs([first, second], first, MergeSettings(method="ties", density=0.5), tmp_path / "ties")
 
 
+def test_runs_with_different_codecs_are_not_merged(tmp_path: Path) -> None:
+    first, second = runs(tmp_path)
+    for number, folder in enumerate((first, second)):
+        (folder / "codec").mkdir()
+        (folder / "codec" / "config.json").write_text("{}")
+        (folder / "codec" / "model.safetensors").write_bytes(bytes([number]))
+    with pytest.raises(InvalidInput, match="codec is another"):
+        merge_runs([first, second], None, MergeSettings(), tmp_path / "merged")
+    (second / "codec" / "model.safetensors").write_bytes(bytes([0]))
+    merge_runs([first, second], None, MergeSettings(), tmp_path / "merged")
+    assert (tmp_path / "merged" / "codec" / "model.safetensors").read_bytes() == bytes([0])
+
+
 def test_what_does_not_go_together_is_named(tmp_path: Path) -> None:
     first, second = runs(tmp_path)
     other = tmp_path / "other"

@@ -38,6 +38,7 @@ class Behaviour:
         at: see there.
         foreign: tokens that it generates for others with each of ours; it then finds prompts in its cache, too.
         metrics: whether it has counters.
+        breaks: whether it breaks the connection instead of telling them.
     """
 
     first_s: float = 0.002
@@ -53,6 +54,7 @@ class Behaviour:
     at: int = 2
     foreign: int = 0
     metrics: bool = True
+    breaks: bool = False
 
 
 @dataclass
@@ -83,6 +85,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, {"version": "0.0.0+stand.in"})
         elif self.path == "/v1/models":
             self.answer(200, {"object": "list", "data": [{"id": name, "max_model_len": 4096} for name in does.models]})
+        elif self.path == "/metrics" and does.breaks:
+            self.connection.shutdown(socket.SHUT_RDWR)
         elif self.path == "/metrics" and does.metrics:
             hits = state.generated if does.foreign else 0
             text = (

@@ -84,7 +84,8 @@ def scores(
     """
     from nas.train.retrieval.teacher import write_scores
 
-    require_output(output, reads=data)
+    folders = [folder / "qrels" for folder in data]
+    require_output(output, reads=[*data, *folders, Path(teacher), *([index] if index else [])])
     with activity(f"reading {teacher}") as log:
         count = write_scores(teacher, data, output, log, documents=documents, index=index, seed=seed)
     print_fields((("file", output), ("queries", f"{count:,}")))
@@ -124,8 +125,9 @@ def gguf(
         say(f"next: {shlex.join(question(whole, *files))}")
     else:
         from nas.train.retrieval.gguf import write_gguf_retriever
+        from nas.train.retrieval.release import DENSE
 
-        with output_file(output, reads=[model]) as file:
+        with output_file(output, reads=[model, model / DENSE]) as file:
             written = [write_gguf_retriever(model, quantisation, file, output.stem)]
     if json:
         first, *beside = [{"file": str(file), **one.model_dump()} for file, one in zip(files, written, strict=True)]
@@ -144,8 +146,9 @@ def pte(
 ) -> None:
     """Write a late-interaction model as a .pte file, for ExecuTorch: vectors of the tokens of a text, in float32."""
     from nas.train.retrieval.pte import write_pte_retriever
+    from nas.train.retrieval.release import DENSE
 
-    with output_file(output, reads=[model]) as file, activity(f"lowering {model}"):
+    with output_file(output, reads=[model, model / DENSE]) as file, activity(f"lowering {model}"):
         size = write_pte_retriever(model, file)
     print_fields((("file", output), ("size", f"{size / 1e6:.1f} MB")))
 

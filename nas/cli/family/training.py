@@ -145,11 +145,10 @@ def tokenizer(
 
     Stock transformers and stock llama.cpp tokenize identically with it. Training is deterministic.
     """
-    from nas.model.text.reader import files_of
+    from nas.model.text.documents import files_read
     from nas.train.pretrain.tokenizer_training import train_tokenizer
 
-    reads = [file for entry in corpus or () for file, _ in files_of(entry, Path(), "--corpus")]
-    with activity("reading the corpus") as log, output_file(output, reads=reads) as file:
+    with activity("reading the corpus") as log, output_file(output, reads=files_read(corpus or [])) as file:
         vocabulary = train_tokenizer(corpus or [], vocab, file, log)
     say(f"wrote {output}: {len(vocabulary.tokens):,} tokens, including {len(vocabulary.special)} special tokens")
 

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import re
 import secrets
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, case, delete, func, select, update
@@ -43,6 +44,16 @@ def authority(store: Store) -> str:
     with store.write() as connection:
         insert_if_absent(connection, identity, id=_ONLY, name=secrets.token_hex(16))
         return str(connection.scalar(query))
+
+
+def turn_file(store: Store) -> Path:
+    """Returns the file that is locked by the process which runs this machine's agent for this database."""
+    return store.artifacts.parent / f"agent-{authority(store)[:12]}.turn"
+
+
+def shares_home(store: Store) -> bool:
+    """Returns whether another database was measured for in this home, whose artifacts are in the same folder."""
+    return any(path != turn_file(store) for path in store.artifacts.parent.glob("agent-*.turn"))
 
 
 @retried

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from sqlalchemy import Row, delete, exists, func, select, update
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.infra.store import jobs
+from nas.infra.store import agents, jobs
 from nas.infra.store.engine import insert_if_absent, lock_tables
 from nas.infra.store.models import artifact, artifact_pin
 from nas.infra.store.rows import StoredFile
@@ -168,11 +168,14 @@ def collect(store: Store, limit_bytes: int) -> Collected:
         victims = _victims(stored, limit_bytes, {sha256 for job in jobs.live(store) for sha256 in job.payload.files})
         for victim in victims:
             connection.execute(delete(artifact).where(artifact.c.sha256 == victim.sha256))
-            _remove(store.artifacts / victim.sha256[:2] / victim.sha256[2:])
-        swept = _sweep(store, set(connection.scalars(select(artifact.c.sha256))))
-    freed = sum(victim.size for victim in victims)
+        leftovers = _leftovers(store, set(connection.scalars(select(artifact.c.sha256))))
+        files = {**{_place(store, victim.sha256): victim.size for victim in victims}, **leftovers}
+        # Nobody can write meanwhile: to remove a large file takes long, to rename it does not.
+        aside = [_set_aside(store, file) for file in files]
+    for file in aside:
+        _remove(file)
     total = sum(one.size for one in stored)
-    return Collected(len(victims) + len(swept), freed + sum(swept), total - freed)
+    return Collected(len(files), sum(files.values()), total - sum(victim.size for victim in victims))
 
 
 def _put(store: Store, stream: BinaryIO) -> StoredFile:
@@ -252,10 +255,13 @@ def _victims(stored: list[StoredFile], limit_bytes: int, needed: set[str]) -> li
     return victims
 
 
-def _sweep(store: Store, hashes: set[str]) -> list[int]:
-    """Deletes leftover files and returns their sizes."""
-    sizes = []
-    for file in store.artifacts.glob("*/*"):
+def _leftovers(store: Store, hashes: set[str]) -> dict[Path, int]:
+    """Returns the files of killed processes, with their sizes: those that no artifact of this database has.
+
+    In a home with several databases such a file may be an artifact of another one.
+    """
+    sizes = {}
+    for file in store.artifacts.glob(f"{INCOMING}/*" if agents.shares_home(store) else "*/*"):
         if file.parent.name + file.name in hashes:
             continue
         try:
@@ -263,9 +269,24 @@ def _sweep(store: Store, hashes: set[str]) -> list[int]:
         except FileNotFoundError:
             continue  # a writer has just renamed it
         if status.st_mtime < store.now() - ABANDONED_S and not stat.S_ISDIR(status.st_mode):  # snapshots of a volume
-            _remove(file)
-            sizes.append(status.st_size)
+            sizes[file] = status.st_size
     return sizes
+
+
+def _set_aside(store: Store, file: Path) -> Path:
+    """Moves a file to those that are no artifacts, if it is there, and returns where it can be removed from."""
+    folder = store.artifacts / INCOMING
+    if file.parent == folder:
+        return file
+    aside = folder / f"{file.parent.name}{file.name}"
+    try:
+        folder.mkdir(exist_ok=True)
+        file.rename(aside)
+    except FileNotFoundError:
+        pass
+    except OSError:  # such as of a disk on which no name can be added
+        _remove(file)
+    return aside
 
 
 def _remove(file: Path) -> None:

@@ -34,7 +34,7 @@ _LOST = "lost+found"
 """Folder of the file system itself, at the root of a volume."""
 _NOT_SAVED = ("artifacts", "work", "library", _LOST)
 """Folders of `$NAS_HOME`; ours are computed again when they are needed."""
-_OF_PROCESSES = (".lock", ".log", ".turn", ".sock", ".partial")
+_OF_PROCESSES = (".lock", ".log", ".log.1", ".turn", ".sock", ".partial")
 """Endings of files that belong to running processes."""
 _MANIFEST_BYTES = 1 << 16
 

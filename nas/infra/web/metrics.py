@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from nas.core import paths
 from nas.infra.store import agents, artifacts, calibrations, studies
 from nas.infra.store import listings as pages
-from nas.infra.store.rows import StudyState
+from nas.infra.store.rows import AgentAccess, StudyState
 from nas.infra.store.store import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -92,7 +92,11 @@ class _Farm(Collector):
         for device, granted in pages.leases_granted(store).items():
             leases.add_metric((device,), granted)
         yield leases
-        times = {agent.name: agent.last_seen for agent in agents.all(store) if agent.last_seen is not None}
+        times = {
+            agent.name: agent.last_seen
+            for agent in agents.all(store)
+            if agent.last_seen is not None and agent.access is not AgentAccess.REVOKED  # whose silence is intended
+        }
         name = "hilnas_agent_last_seen_timestamp_seconds"
         yield _gauge(name, "Time of an agent's last request.", ("agent",), times)
         yield _gauge("hilnas_build_info", "Version of hilnas, always 1.", ("version",), {version("hilnas"): 1})

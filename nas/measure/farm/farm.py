@@ -17,6 +17,7 @@ from typing import Self
 
 from nas.core.device import Device
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
+from nas.core.logs import bound_log
 from nas.core.plan import Runner
 from nas.infra.store import agents, artifacts, devices, jobs
 from nas.infra.store.devices import LIMITS
@@ -224,6 +225,7 @@ class LocalAgent:
         ):
             self._process = process
             while process.poll() is None:
+                bound_log(self.log)
                 if self._stopping.wait(_POLL_CHILD_S):
                     _end(process)
         return time.monotonic() - start
@@ -253,7 +255,7 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
             lock=host_lock_folder(),
             state=home / "agent",
             key=key.public,
-            lock_file=home / f"agent-{agents.authority(store)[:12]}.turn",  # an agent serves one database
+            lock_file=agents.turn_file(store),  # an agent serves one database
             log=home / "agent.log",
             attachments=attached.path,
         )

@@ -512,27 +512,40 @@ def _events(reads: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
                 yield at, b"\n".join(lines)
 
 
-async def _counters(http: httpx.AsyncClient, endpoint: Endpoint) -> dict[str, float]:
-    """Returns vLLM's counters of generated tokens and of prompt tokens found in its cache; {}: it has none."""
-    status, body = await _get(http, endpoint, "/metrics")
+@dataclass(frozen=True)
+class _Counters:
+    """vLLM's counters of generated tokens and of prompt tokens found in its cache, and why one is missing."""
+
+    sums: dict[str, float]
+    reason: str = "the server has no such counter"
+
+
+async def _counters(http: httpx.AsyncClient, endpoint: Endpoint) -> _Counters:
+    try:
+        status, body = await _get(http, endpoint, "/metrics")
+    except InfrastructureFailed as error:  # what is measured does not depend on them
+        return _Counters({}, str(error))
     sums: dict[str, float] = {}
     for name, value in _COUNTER.findall(body) if status == httpx.codes.OK else ():
         sums[name.decode()] = sums.get(name.decode(), 0.0) + float(value)
-    return sums
+    return _Counters(sums)
 
 
-async def _others(http: httpx.AsyncClient, endpoint: Endpoint, before: dict[str, float], tokens: int) -> Json:
+async def _others(http: httpx.AsyncClient, endpoint: Endpoint, first: _Counters, tokens: int) -> Json:
     """Returns what the server did besides: tokens of others' requests, and prompt tokens that it had in its cache."""
-    end = time.monotonic() + _SETTLE_S
+    end, before = time.monotonic() + _SETTLE_S, first.sums
     while True:
-        after = await _counters(http, endpoint)
+        last = await _counters(http, endpoint)
+        after = last.sums
         more = {name: after[name] - before[name] for name in before.keys() & after.keys()}
         generated = more.get("generation_tokens")
         if generated is None or generated >= tokens or time.monotonic() > end:
             break
         await asyncio.sleep(_POLL_S)
     if generated is None or generated < tokens:
-        reason = "the server has no such counter" if generated is None else "the server counted fewer tokens than came"
+        reason = "the server counted fewer tokens than came"
+        if generated is None:
+            reason = last.reason if before else first.reason
         return {"foreign_tokens": None, "foreign_reason": reason, "cached_prompt_tokens": more.get("prefix_cache_hits")}
     return {
         "foreign_tokens": round(generated - tokens),

@@ -72,6 +72,8 @@ class Mamba2(ConvolvedKind):
 
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
         """Heads as in attention: their size scales down to 16, then there are fewer of them. The state stays."""
+        if to == d_model:
+            return block
         full = block.resolve(d_model)
         inner = block.int("expand") * to
         if block.int("inner"):

@@ -23,13 +23,16 @@ which are zero where both are."""
 
 
 class Divisors(Weights):
-    """What the angles of RoPE's pairs are divided by: buffer `weight` [pairs], ones at the start."""
+    """What the angles of RoPE's pairs are divided by: buffer `weight` [pairs], ones at the start.
+
+    It is float32 where transformers makes a model in half precision, in which angles of thousands of tokens are wrong.
+    """
 
     weight: Tensor
 
     def __init__(self, pairs: int) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.ones(pairs))
+        self.register_buffer("weight", torch.ones(pairs, dtype=torch.float32))
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
         """Sets ones."""
@@ -180,6 +183,8 @@ class Attention(Mixer):
         m = wide // d
         if m > 1 and a.int("rope_dim"):
             raise CannotGrow("heads of which RoPE turns a part have no rule")
+        if m > 1 and a.get("rope_yarn"):
+            raise CannotGrow("YaRN rounds its bounds to whole pairs, of which larger heads have more")
         queries, kv = _copied_heads(a, b)
         norm = bool(a.get("qk_norm"))
         grown = {"q.weight": _projected(growing, "q.weight", queries, d, m, math.sqrt(m))}

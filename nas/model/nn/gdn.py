@@ -73,6 +73,8 @@ class GatedDeltaNet(Convolved, Weights):
 
 def unit_length(x: Tensor) -> Tensor:
     """Scales the last dimension to length 1; zeros stay zeros."""
+    if x.dtype == torch.float16:  # whose range squares exceed
+        return unit_length(x.float()).half()
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
 
 

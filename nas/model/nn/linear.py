@@ -53,8 +53,11 @@ class LinearAttention(ConvolvedHeads):
         mixed, window = self.convolved(self.qkv(x), state, padding)
         q, k, v = self.by_head(mixed)
         keys = without_padding(F.elu(k) + 1, padding)
-        y, memory = ssd(F.pad(v, (0, 1), value=1.0), torch.zeros_like(v[..., 0]), keys, F.elu(q) + 1, state[-1])
-        out: Tensor = self.out((y[..., :-1] / y[..., -1:].clamp(min=_EPS)).flatten(2))
+        values = F.pad(v, (0, 1), value=1.0)
+        if v.dtype == torch.float16:  # whose range sums over a thousand tokens exceed
+            values = values.float()
+        y, memory = ssd(values, torch.zeros_like(v[..., 0]), keys, F.elu(q) + 1, state[-1])
+        out: Tensor = self.out((y[..., :-1] / y[..., -1:].clamp(min=_EPS)).flatten(2).to(v.dtype))
         return out, (*window, memory)
 
 

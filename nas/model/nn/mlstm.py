@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from nas.core.block import Block
 from nas.model.nn.base import Mixer, Padding, State, without_padding
 from nas.model.nn.primitives import Linear, Weights, for_examples
-from nas.model.nn.ssd import ssd
+from nas.model.nn.ssd import float32_at_least, ssd
 
 _CAP = 15.0
-"""Gates before their exponentials are at most this: so sums need no running maximum in float32."""
+"""Gates before their exponentials are at most this: so sums of them, in float32, need no running maximum."""
 _EPS = 1e-5
 _FORGET = (3.0, 6.0)
 """Biases that the first and the last head's forget gate start with, as in xLSTM 7B. Those of input gates start at zero:
@@ -62,7 +62,7 @@ class MatrixLSTM(Mixer, Weights):
     def mix(self, x: Tensor, state: State, padding: Padding | None) -> tuple[Tensor, State]:
         parts = torch.split(self.qkv(x), self.widths, -1)
         q, k, v = (torch.unflatten(part, -1, (self.heads, -1)) for part in parts)
-        gates = self.gates(x)
+        (gates,) = float32_at_least(self.gates(x))
         gates = _CAP * torch.tanh((gates + for_examples(self.gate_bias, gates)) / _CAP)
         incoming, forget = gates.chunk(2, -1)
         # Padding: nothing decays, nothing comes in.
@@ -72,7 +72,7 @@ class MatrixLSTM(Mixer, Weights):
         y = y[..., :-1] / y[..., -1:].abs().clamp(min=1.0)
         normed = F.layer_norm(y, (self.size,), eps=_EPS).flatten(2)
         normed = normed * for_examples(self.norm_weight, normed)
-        out: Tensor = self.out(normed * self.gate(x).sigmoid())
+        out: Tensor = self.out((normed * self.gate(x).sigmoid()).to(x.dtype))
         return out, (memory,)
 
 

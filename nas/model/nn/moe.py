@@ -37,8 +37,8 @@ class ExpertBias(Weights):
 
     def __init__(self, experts: int) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.zeros(experts))
-        self.register_buffer("load", torch.zeros(experts), persistent=False)
+        self.register_buffer("weight", torch.zeros(experts, dtype=torch.float32))
+        self.register_buffer("load", torch.zeros(experts, dtype=torch.float32), persistent=False)
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
         """Sets zeros."""

@@ -75,6 +75,8 @@ def checkpoint_layout(path: Path) -> Layout:
         InvalidInput: the file is no checkpoint.
         FileNotFoundError: there is no such file.
     """
+    if path.is_dir():
+        raise InvalidInput("is a folder; name the safetensors file in it", where=str(path))
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

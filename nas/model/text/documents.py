@@ -180,6 +180,11 @@ def read_sources(
     return tuple(sources)
 
 
+def files_read(entries: Sequence[Path], where: str = "--corpus") -> list[Path]:
+    """Returns the files that `read_sources` reads of entries, none of which an output may overwrite."""
+    return [path for entry in entries for path, _ in files_of(entry, Path(), where)]
+
+
 def _split(name: str, texts: dict[str, Document], held_out: float, splits: dict[str, Document]) -> Source:
     """Returns a source; `splits` has the documents of earlier ones, whose split is kept, and gets those of this one."""
     remaining = round(held_out * sum(document.size for document in texts.values()))

@@ -91,7 +91,7 @@ def effects(table: Floats, target: Floats) -> Effects | None:
     if len(target) <= table.shape[1] + FEWEST or np.ptp(target) == 0:
         return None
     spread, x, y = np.ptp(table, axis=0), table - table.mean(axis=0), target - target.mean()
-    columns = _independent(x)
+    columns = [place for place in _independent(x) if _varies(table[:, place])]
     x, dof = x[:, columns], len(y) - 1 - len(columns)
     inverse = np.linalg.inv(x.T @ x)
     slopes = inverse @ x.T @ y

@@ -137,22 +137,25 @@ def _error(
     model = better(alone, moved) if alone and moved else alone or moved
     if model is None:
         return ModelError(**named, reason=f"{count} layouts measured; a model needs {least}")
-    unseen = model.checked()
-    off = np.abs(np.expm1(unseen.mean - measured.logs))
-    inside = np.abs(unseen.mean - measured.logs) <= Z95 * np.hypot(unseen.sd, measured.noise)
+    unseen, fitted = model.checked(), model.measured  # of many measurements, some
+    off = np.abs(np.expm1(unseen.mean - fitted.logs))
+    inside = np.abs(unseen.mean - fitted.logs) <= Z95 * np.hypot(unseen.sd, fitted.noise)
     return ModelError(
         **named,
         start=start.name if start and model is moved else None,
         mape=float(off.mean()),
         worst=float(off.max()),
         inside=float(inside.mean()),
-        correlation=rank_correlation(unseen.mean.tolist(), measured.logs.tolist()),
-        candidates=_candidates(record, model, unseen),
+        correlation=rank_correlation(unseen.mean.tolist(), fitted.logs.tolist()),
+        candidates=_candidates(record, model, unseen, measured),
     )
 
 
-def _candidates(record: StudyRecord, model: HardwareModel, unseen: Estimate) -> tuple[Forecast, ...]:
+def _candidates(
+    record: StudyRecord, model: HardwareModel, unseen: Estimate, measured: Measured
+) -> tuple[Forecast, ...]:
     rows = {layout.id: row for row, layout in enumerate(model.measured.layouts)}
+    logs = {layout.id: float(log) for layout, log in zip(measured.layouts, measured.logs, strict=True)}
     forecasts = []
     for number, trial in sorted(record.records.items()):
         row = rows.get(trial.layout.id)
@@ -162,7 +165,7 @@ def _candidates(record: StudyRecord, model: HardwareModel, unseen: Estimate) -> 
             Forecast(
                 trial=number,
                 layout_id=trial.layout.id,
-                measured=None if row is None else math.exp(model.measured.logs[row]),
+                measured=math.exp(logs[trial.layout.id]) if trial.layout.id in logs else None,
                 predicted=math.exp(mean),
                 low=math.exp(mean - Z95 * sd),
                 high=math.exp(mean + Z95 * sd),

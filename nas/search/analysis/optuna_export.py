@@ -1,7 +1,8 @@
 """Writes a study into an Optuna database, for `optuna-dashboard` and Optuna's own tools to read.
 
 Our own tables stay authoritative. A trial is copied once it has ended for good; running the export again copies those
-that have ended since.
+that have ended since. Optuna's trials cannot be changed later: while a study runs that will score its front on fresh
+seeds, its complete trials are not copied.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from nas.core.layout import Layout
 from nas.core.model_choices import choice_of, ffn_width
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
+from nas.infra.store import leases, studies
 from nas.infra.store.engine import database_url, translated
 from nas.infra.store.migrate import OWN_TABLES
 from nas.infra.store.store import Store
@@ -43,12 +45,21 @@ _MARK = "hilnas"
 
 
 class MirrorResult(NamedTuple):
-    """The outcome of `mirror`: name of the Optuna study, its database without a password, trials added and in all."""
+    """The outcome of `mirror`.
+
+    Args:
+        name: of the Optuna study.
+        url: of its database, without a password.
+        added: trials that were copied.
+        trials: all that it has now.
+        waiting: complete trials that are copied once the study has scored them on fresh seeds.
+    """
 
     name: str
     url: str
     added: int
     trials: int
+    waiting: int
 
 
 class Parameters:
@@ -133,6 +144,7 @@ def mirror(store: Store, study: str, url: str, name: str | None = None) -> Mirro
         InvalidInput: the URL cannot be used, is a database of hilnas, or the Optuna study is not a copy of this one.
         InfrastructureFailed: the database cannot be reached.
     """
+    is_run = leases.holder(store, studies.find_id(store, study)) is not None  # before its trials are read
     record, target = read_study(store, study), database_url(url, "--optuna")
     lock = paths.home() / "studies" / record.study.name / "mirror.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -141,17 +153,20 @@ def mirror(store: Store, study: str, url: str, name: str | None = None) -> Mirro
         copy = _open(target, record, name or record.study.name)
         copied = {trial.user_attrs.get("trial") for trial in copy.get_trials(deepcopy=False)}
         parameters = Parameters(record.space)
-        new = [
-            _frozen_trial(record, trial, parameters)
+        final = [
+            trial
             for number, trial in record.records.items()
             if trial.trial.status.terminal
             and not trial.trial.status.retryable
             and trial.trial.origin != "reference"
             and number not in copied
         ]
-        copy.add_trials(new)
+        rescored = is_run and record.space.quality.rescore is not None
+        new = [trial for trial in final if not (rescored and trial.trial.status.state is TrialState.COMPLETE)]
+        copy.add_trials([_frozen_trial(record, trial, parameters) for trial in new])
         _describe(copy, record)
-    return MirrorResult(copy.study_name, target.render_as_string(), len(new), len(copied) + len(new))
+    waiting = len(final) - len(new)
+    return MirrorResult(copy.study_name, target.render_as_string(), len(new), len(copied) + len(new), waiting)
 
 
 def _frozen_trial(study: StudyRecord, record: Record, parameters: Parameters) -> FrozenTrial:

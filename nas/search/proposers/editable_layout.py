@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from nas.core.block import Block
 from nas.core.layout import Layer, Layout
 from nas.core.model_choices import Frame, Frames, Half, choice_of, frame_cost, half_cost
-from nas.core.space import DENSE, ModelSpace, SearchSpace
+from nas.core.space import ModelSpace, SearchSpace
 from nas.core.tower import Tower
+from nas.search.proposers.membership import EXPERTS
 
 Gene = tuple[Half, Half]
 """A layer's mixers and feed-forward."""
@@ -25,7 +26,7 @@ class Draft:
         frame: model-wide choices.
         depth: layers.
         genes: one per layer, or one per layer of the period, which repeat.
-        lead: dense feed-forwards of the first layers, where the genes would put experts there.
+        lead: feed-forwards of the first layers, where the genes put experts there.
     """
 
     frame: Frame
@@ -37,7 +38,7 @@ class Draft:
         """Returns mixers and feed-forward of every layer."""
         stack = [self.genes[index % len(self.genes)] for index in range(self.depth)]
         for index, dense in enumerate(self.lead[: self.depth]):
-            if choice_of(stack[index][1]) != DENSE:
+            if choice_of(stack[index][1]) == EXPERTS:
                 stack[index] = (stack[index][0], dense)
         return stack
 

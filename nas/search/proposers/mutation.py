@@ -9,7 +9,6 @@ from nas.core.block import Block
 from nas.core.block_space import EXPANSION, BlockSpace, Choice, arguments, matches
 from nas.core.layout import Layout
 from nas.core.model_choices import Frame, Half, Values, choice_of, ffn_width
-from nas.core.space import DENSE
 from nas.search.proposers.editable_layout import Draft, Gene, layer_kinds
 from nas.search.proposers.membership import EXPERTS, leading_dense, repeats
 from nas.search.proposers.sampling import Rng, Sampler, pick
@@ -51,20 +50,20 @@ def draft_of(layout: Layout, sampler: Sampler, rng: Rng) -> Draft:
 
 
 def _genes(layout: Layout, length: int, lead: int, ffn: str | None) -> Iterator[Gene]:
-    """Yields mixers and feed-forward of the first layers; for a dense lead, the feed-forwards of later repeats."""
+    """Yields mixers and feed-forward of the first layers; for the lead, the feed-forwards of later repeats."""
     for index in range(length):
         block = layout.layers[index].ffn
-        if ffn is not None and index < lead:
+        if index < lead:
+            routed = block if ffn is None else layout.layers[lead].ffn
             later = range(index, layout.depth, length)
-            routed = [layout.layers[i].ffn for i in later if i >= lead] or [layout.layers[lead].ffn]
-            block = routed[0]
+            block = next((layout.layers[i].ffn for i in later if i >= lead), routed)
         assert block is not None, "layouts of a space have a feed-forward in every layer"
         yield layout.layers[index].mixers, (block,)
 
 
 def _draft_lead(layout: Layout, lead: int) -> Iterator[Half]:
     for layer in layout.layers[:lead]:
-        assert layer.ffn is not None and layer.ffn.kind == DENSE, "leading layers are dense"
+        assert layer.ffn is not None, "layouts of a space have a feed-forward in every layer"
         yield (layer.ffn,)
 
 

@@ -162,7 +162,7 @@ class Orchestrator:
             if desired == "run" and self._may_ask():
                 self._asking = asyncio.create_task(self._propose(), name="proposer")
             pending = [task for task in self._all_tasks() if not task.done()]
-            if self._promotion.closed and not pending:
+            if self._promotion.closed and not pending and desired == "run":
                 if self._retry_failed():
                     continue
                 if self._work.space.protocol.remeasure is not None and self._remeasuring is None:

@@ -6,7 +6,6 @@ restarts the others with `--resume`. Results are in the database, as with any la
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import logging
@@ -24,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
-from nas.core.logs import without_secrets
+from nas.core.logs import bound_log, end_of, without_secrets
 from nas.core.space import SearchSpace
 from nas.infra.store import studies
 from nas.infra.store.rows import Study, StudyState
@@ -41,11 +40,11 @@ from nas.search.study.proposals import require_studies
 log = logging.getLogger(__name__)
 PROGRAM = "nas.cli"
 """Module that is run as `nas launch`."""
-LOG_BYTES = 2 << 20
-"""A longer log is cut: its newer half is kept as launch.log.1."""
 FILE = "space.yaml"
 """Name of a submitted text in messages."""
 _TAIL_BYTES = 2000
+_BEGIN = b"==== nas launch ====\n"
+"""Line of a log before what a process prints."""
 _POLL_S = 1.0
 _LONG_RUN_S = 600.0
 """Run time that resets the count of tries."""
@@ -137,13 +136,18 @@ class SubmissionFolder:
         """The submitted YAML."""
         return self.path / "space.yaml"
 
+    @property
+    def record(self) -> Path:
+        """The file of the submission."""
+        return self.path / "submission.json"
+
     def read(self) -> Submission | None:
         """Reads the submission; None if nothing was submitted under this name.
 
         Raises:
             InfrastructureFailed: the file is damaged, or this user cannot read it.
         """
-        path = self.path / "submission.json"
+        path = self.record
         try:
             return Submission.model_validate_json(path.read_bytes())
         except FileNotFoundError:
@@ -155,13 +159,19 @@ class SubmissionFolder:
 
     def write(self, submission: Submission) -> None:
         """Replaces the submission."""
-        write_durably(self.path / "submission.json", submission.model_dump_json(indent=1).encode())
+        write_durably(self.record, submission.model_dump_json(indent=1).encode())
 
     def create(self, submission: Submission, space: str) -> None:
         """Stores a new submission; its record is written last, and makes it valid."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(self.space, space.encode())
         self.write(submission)
+
+    def forget(self) -> None:
+        """Removes the submission of a study that was deleted, unless a process runs it: over another database."""
+        if self.record.is_file() and (lock := self.lock()) is not None:
+            lock.close()
+            self.record.unlink(missing_ok=True)
 
     def lock(self) -> IO[bytes] | None:
         """Takes the study's lock, held until the file and all copies of it are closed; None if a process has it."""
@@ -173,25 +183,24 @@ class SubmissionFolder:
             return None
         return file
 
-    def open_log(self) -> IO[bytes]:
-        """Opens the log for a process to append to."""
-        return (self.path / "launch.log").open("ab")
+    @property
+    def log(self) -> Path:
+        """What the processes printed."""
+        return self.path / "launch.log"
 
-    def bound_log(self) -> None:
-        """Cuts a log that is too long. Concurrently written lines may be lost."""
-        path = self.path / "launch.log"
-        if path.is_file() and path.stat().st_size > LOG_BYTES:
-            with contextlib.suppress(OSError):  # a log that fills the disk has to be cut, too
-                write_durably(self.path / "launch.log.1", _end_of(path, LOG_BYTES // 2))
-            os.truncate(path, 0)
+    def open_log(self) -> IO[bytes]:
+        """Opens the log for a new process to append to, after a line that separates it from earlier ones."""
+        file = self.log.open("ab", buffering=0)
+        file.write(_BEGIN)
+        return file
 
     def log_tail(self) -> str:
-        """Returns the end of the log, without secrets; empty if there is none."""
+        """Returns the end of what the last process printed, without secrets; empty if there is none."""
         try:
-            text = _end_of(self.path / "launch.log", _TAIL_BYTES).decode(errors="replace")
+            _, _, text = end_of(self.log, _TAIL_BYTES).rpartition(_BEGIN)
         except FileNotFoundError:
             return ""
-        return without_secrets(text.strip())
+        return without_secrets(text.decode(errors="replace").strip())
 
 
 class StudyProcess(Protocol):
@@ -222,15 +231,15 @@ class LaunchProcess:
     ) -> subprocess.Popen[bytes]:
         """Starts a process that holds `lock` until it ends, also if this one ends first."""
         argv = [sys.executable, "-m", PROGRAM, "launch", "--space", str(folder.space), "--study", submission.study]
-        argv += ["--yes", "--json"]
+        argv += ["--yes"]
         argv += ["--trials", str(submission.trials)] if submission.trials is not None else []
         argv += ["--resume"] * resume
         argv += [part for name in submission.warm_start for part in ("--warm-start", name)]
-        with folder.open_log() as out, (folder.path / "result.json").open("wb") as result:
+        with folder.open_log() as out:
             return subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
-                stdout=result,
+                stdout=subprocess.DEVNULL,
                 stderr=out,
                 env=self._environment,
                 start_new_session=True,
@@ -438,7 +447,7 @@ class SubmittedStudies:
 
     def _supervise(self, folder: SubmissionFolder, submission: Submission) -> None:
         """Cuts a running study's log, and repeats a stop request that came before the study was in the database."""
-        folder.bound_log()
+        bound_log(folder.log)
         if submission.state is not SubmissionState.RUNNING:
             folder.write(submission.model_copy(update={"state": SubmissionState.RUNNING}))
         row = self.row(submission.study)
@@ -511,12 +520,6 @@ def estimate_space(store: Store, space: SearchSpace, trials: int | None) -> Esti
     devices = known_devices(store, own_attachments().read())
     ids = {name: this_machine().id if name == LOCAL else find_name(name, devices) for name in space.devices}
     return estimate(store, space, trials or space.search.trials, ids, len(os.sched_getaffinity(0)))
-
-
-def _end_of(path: Path, size: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-        return file.read()
 
 
 def _log(what: str, study: str, **fields: object) -> None:

@@ -313,14 +313,23 @@ class Adaptation:
 
         Raises:
             Unsupported: the runtime does not carry it.
-            CandidateFailed: it does not run.
-            InvalidInput: a budget's metric is not among them.
+            CandidateFailed: it does not run, or a budget's metric is not among them.
+            InvalidInput: of the model itself, a budget's metric is not among them.
         """
-        return self._values(self.bench.measure(layout).figures)
+        figures = self.bench.measure(layout).figures
+        try:
+            return self._values(figures)
+        except CandidateFailed as error:
+            if layout == self.layout:
+                raise InvalidInput(str(error), where="--budget") from error
+            raise
 
     def _values(self, figures: Mapping[str, Figure]) -> Figures:
         for limit in self.limits:
-            figure_of(figures, limit.metric)
+            try:
+                figure_of(figures, limit.metric)
+            except InvalidInput as error:
+                raise CandidateFailed("unmeasured", error.message) from error
         return {name: figure.value for name, figure in figures.items() if figure.value is not None}
 
     def _select(self) -> Selected:
@@ -581,7 +590,7 @@ class Adaptation:
         raise InvalidInput(f"{none} keeps {limits_text}; the model itself has {figures}", where="--budget")
 
     def _child(self, problem: Problem, picked: Mapping[Slot, Option[Slot]], *, decide: bool = False) -> Child | None:
-        """Returns a choice with its figures; None: the runtime does not carry it, or it does not run.
+        """Returns a choice with its figures; None: the runtime does not carry it, it does not run or lacks a figure.
 
         decide: its figures are fresh ones, unless the first ones break a budget.
         """
@@ -589,15 +598,17 @@ class Adaptation:
         layout, _ = with_blocks(self.layout, choice)
         try:
             figures = self.bench.measure(layout).figures
+            values = self._values(figures)
             if decide and not any(check.verdict == "broken" for check in self._checks(figures, problem.base)):
                 figures = self.bench.measure(layout, fresh=True).figures
+                values = self._values(figures)
         except (Unsupported, CandidateFailed) as error:
             self.worker.log(f"a choice is left out: {error}")
             return None
         checks = self._checks(figures, problem.base)
         chances = {check.limit.metric: check.chance for check in checks if check.chance is not None}
         predicted = total(picked, problem.base, problem.terms)
-        return Child(choice, predicted, self._values(figures), layout, chances)
+        return Child(choice, predicted, values, layout, chances)
 
     def _budgets(self, base: Figures) -> dict[str, float]:
         """Returns metric -> limit in its unit, for a model with the figures `base`."""

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
-from nas.core.errors import InvalidInput, Unsupported
+from nas.core.errors import InvalidInput, Unsupported, is_out_of_memory
 from nas.core.layout import Layout
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, is_gguf
 from nas.model.nn.model import Model
@@ -206,7 +206,12 @@ def _converted(
     where: str,
 ) -> Tensor:
     source = origin[one.name]
-    tensor = source.split(files)[one.name] if source.upstream else torch.ones(one.shape)
+    try:
+        tensor = source.split(files)[one.name] if source.upstream else torch.ones(one.shape)
+    except (IndexError, RuntimeError) as error:  # of shapes that cannot be joined or reordered
+        if is_out_of_memory(error):
+            raise
+        raise InvalidInput(f"{source.upstream} does not have the shape that {one.name} needs", where=where) from error
     if tuple(tensor.shape) != one.shape:
         raise InvalidInput(
             f"{origin[one.name].upstream} gives {one.name} the shape {list(tensor.shape)}, its layout needs"

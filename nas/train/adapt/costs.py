@@ -192,8 +192,11 @@ class Choices:
                 alike = [i for i in depths if layers[i] == layer][::2]
                 choice: dict[Slot, Alternative] = {Slot(i, part): None for i in alike for part in ("mixer", "ffn")}
                 costs[layer] = self._added(choice, len(alike), base, "a layer less")
-            cost = costs[layer]
+            cost, score = costs[layer], self._loss(scores[Slot(depth, "layer"), None])
             if cost is None:
+                continue
+            if not math.isfinite(score):
+                self.library.worker.log(f"depth {depth}: a layer less is left out: its score is not finite")
                 continue
             alone = next((option for option in options[ffn] if option.empty), None)
             if alone is None:
@@ -204,9 +207,9 @@ class Choices:
             options[mixer] = [
                 replace(option, excludes=without) if option.empty else option for option in options[mixer]
             ]
-            loss = self._loss(scores[Slot(depth, "layer"), None]) - alone.loss
             beyond = {name: value - alone.costs.get(name, 0.0) for name, value in cost.items()}
-            options[mixer].append(Option(_WHOLE_LAYER, loss, beyond, empty=True, needs=(ffn, (alone.name,))))
+            needs = (ffn, (alone.name,))
+            options[mixer].append(Option(_WHOLE_LAYER, score - alone.loss, beyond, empty=True, needs=needs))
 
     def _added(self, choice: Mapping[Slot, Alternative], count: int, base: Figures, what: str) -> Figures | None:
         """Returns what each of `count` equal replacements adds to each metric; None: such a model does not run."""

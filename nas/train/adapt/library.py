@@ -402,16 +402,18 @@ class Library:
             if self.is_trained(slot, block):
                 self.file(slot, block).touch()  # `trim` removes the least recently used first
         streams = _Streams(self.teacher, max((slot.depth for slot in alternatives), default=0))
-        missing: dict[int, list[tuple[Slot, Block]]] = {}
+        blocks: dict[int, list[tuple[Slot, Block]]] = {}
         for slot, block in self._trained(alternatives):
-            if not self.is_done(slot, block):
-                missing.setdefault(slot.depth, []).append((slot, block))
+            blocks.setdefault(slot.depth, []).append((slot, block))
+        missing = {depth: pairs for depth, pairs in blocks.items() if not all(self.is_done(*pair) for pair in pairs)}
         for number, (depth, pairs) in enumerate(sorted(missing.items())):
             self.worker.log(Progress("layers with trained blocks", number, len(missing)))
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = self.folder / f".{self.teacher.sha256[:16]}-{depth}.lock"
             with locked(lock, _LOCK_S, waiting=lambda: self.worker.log("another process trains these blocks")):
-                self._train([pair for pair in pairs if not self.is_done(*pair)], depth, streams)
+                pending = [pair for pair in pairs if not self.is_done(*pair)]
+                # After a kill while blocks were stored, there is a checkpoint of all of them.
+                self._train(pairs if pending and self._checkpoint(pairs).path.is_file() else pending, depth, streams)
         if missing:
             self.worker.log(Progress("layers with trained blocks", len(missing), len(missing)))
         return {
@@ -578,10 +580,7 @@ class Library:
             loss=loss,
             rate=lambda step: settings.lr * SCHEDULE.factor(step, settings.steps),
         )
-        name = content_hash(sorted(keys))
-        checkpoint = TrainingCheckpoint(
-            self.folder / "training" / f"{name}.safetensors", {"key": name}, interval_s=_CHECKPOINT_S
-        )
+        checkpoint = self._checkpoint(missing)
         try:
             fit(
                 state,
@@ -603,6 +602,11 @@ class Library:
             scalars = {"block": block_name(block), "part": slot.part, "depth": depth, "error_start": before[key]}
             save_tensors(modules[key].state_dict(), self.file(slot, block), scalars | {"error": after[key]})
         checkpoint.path.unlink(missing_ok=True)
+
+    def _checkpoint(self, blocks: Sequence[tuple[Slot, Block]]) -> TrainingCheckpoint:
+        name = content_hash(sorted(self.key(slot, block) for slot, block in blocks))
+        path = self.folder / "training" / f"{name}.safetensors"
+        return TrainingCheckpoint(path, {"key": name}, interval_s=_CHECKPOINT_S)
 
     def _note_diverged(self, slot: Slot, block: Block) -> None:
         name = f"depth {slot.depth}: {block_name(block)} in place of the {slot.part}"

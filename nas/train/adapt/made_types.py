@@ -24,7 +24,16 @@ from nas.core.workload import Workload
 from nas.measure.protocol.file_choice import Bits, Loss
 from nas.measure.runtimes.llama_cpp.binding import MIXTURES, quantise_file
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.train.adapt.quantise import KL, SOURCE, Quantiser, QuantiseRequest, Score, require_source
+from nas.train.adapt.quantise import (
+    DIVERGENCES,
+    IMPORTANCE,
+    KL,
+    SOURCE,
+    Quantiser,
+    QuantiseRequest,
+    Score,
+    require_source,
+)
 
 _WAIT_S = 3600.0
 """For another process that makes the same file."""
@@ -50,13 +59,16 @@ def types_of(text: str, valid: Collection[str] = MIXTURES) -> list[str]:
 def trim(limit_bytes: int) -> int:
     """Removes files that no process uses, least recently used first, until all take at most `limit_bytes`.
 
+    Importance matrices count as well: of those, runs use copies.
+
     What was removed is made again when it is needed, with the same content.
 
     Returns:
         The bytes removed.
     """
     files: dict[Path, os.stat_result] = {}
-    for path in _folder().glob("*/*.*"):  # also what killed processes left
+    matrices = (paths.cache() / DIVERGENCES).glob(f"*{IMPORTANCE}*")
+    for path in (*_folder().glob("*/*.*"), *matrices):  # also what killed processes left
         with suppress(FileNotFoundError):
             files[path] = path.stat()
     excess, removed = sum(status.st_size for status in files.values()) - limit_bytes, 0

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +54,7 @@ from nas.measure.runtimes.llama_cpp.binding import (
 from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.llama_cpp.variants import Build
+from nas.measure.runtimes.writing import replacing
 from nas.train.adapt.selection import Option, select, total
 
 TYPES = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "iq4_nl", "iq4_xs", "q3_k")
@@ -69,6 +72,8 @@ MOST_BYTES = 1 << 18
 """Of a text that is read."""
 _VERSION = 2
 """Of the kept divergences."""
+DIVERGENCES, IMPORTANCE = "divergences", ".imatrix.gguf"
+"""Folder in the user's cache of kept divergences, and the suffix of kept importance matrices there."""
 _TRIES = 4
 """Selections at most, each with budgets that are lower by what the last file was off."""
 _LEAST = 1e-9
@@ -241,7 +246,7 @@ class Quantiser:
     def __init__(self, request: QuantiseRequest, build: Build, folder: Path, log: Log) -> None:
         self._request, self._build, self._folder, self._log = request, build, folder, log
         self._sha256 = sha256_of(request.source)
-        self._cache = paths.cache() / "divergences"
+        self._cache = paths.cache() / DIVERGENCES
         self._cache.mkdir(parents=True, exist_ok=True)
         self._texts: dict[str, str] = {}
 
@@ -300,7 +305,7 @@ class Quantiser:
 
     @cached_property
     def importance(self) -> Path | None:
-        """The importance matrix, computed if no other run kept it; None: the request has no text for one.
+        """A copy of the importance matrix, computed if no other run kept it; None: the request has no text for one.
 
         Raises:
             CandidateFailed: llama-imatrix fails on the source or on the text.
@@ -309,11 +314,16 @@ class Quantiser:
         if not request.importance_from:
             return None
         key = content_hash([_VERSION, self._sha256, self._build.runner.build, request.importance_from])
-        path = self._cache / f"{key}.imatrix.gguf"
-        if not path.is_file():
+        path, copy = self._cache / f"{key}{IMPORTANCE}", self._folder / "importance.gguf"
+        try:
+            shutil.copyfile(path, copy)  # since `nas gc` may remove the other one meanwhile
+            os.utime(path)
+        except FileNotFoundError:
             self._log("computing the importance matrix")
-            write_importance(self._build, request.source, request.importance_from, path, request.threads)
-        return path
+            write_importance(self._build, request.source, request.importance_from, copy, request.threads)
+            with replacing(path) as partial:
+                shutil.copyfile(copy, partial)
+        return copy
 
     def options(self, slot: Slot) -> list[str]:
         """Returns the types that fit all tensors of a slot, `BASE` first."""

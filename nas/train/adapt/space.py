@@ -287,8 +287,8 @@ def _drawn(adaptation: Adaptation, alternatives: Alternatives, scores: LibrarySc
 def _deviations(adaptation: Adaptation, scores: LibraryScores, mixes: Sequence[Layout]) -> tuple[float, float, int]:
     """Returns how far sums are from assembled mixes, and parts of the text from each other; and the number of mixes."""
     ordered = sorted(mixes, key=lambda layout: _quality(scores, layout))
-    step = max(1, len(ordered) // _ASSEMBLED)
-    chosen = ordered[::step][:_ASSEMBLED]
+    count = min(_ASSEMBLED, len(ordered))
+    chosen = [ordered[number * len(ordered) // count] for number in range(count)]
     model, hook = adaptation.teacher.model, adaptation.worker.yield_hook
     residuals, by_part = [], []
     for number, layout in enumerate(chosen, start=1):

@@ -79,7 +79,16 @@ _PARTS = _Parts({0x2212: " - "})
 
 def question_text(conversation: Conversation) -> str:
     """Returns the contents of all messages but the assistant's, in lower case, with single spaces."""
-    texts = (message.text for message in conversation.messages if message.role != "assistant")
+    return _text_without(conversation, "assistant")
+
+
+def overlap_text(conversation: Conversation) -> str:
+    """Returns the same without system prompts: what overlaps are looked for in. Many questions may have one prompt."""
+    return _text_without(conversation, "assistant", "system", "developer")
+
+
+def _text_without(conversation: Conversation, *roles: str) -> str:
+    texts = (message.text for message in conversation.messages if message.role not in roles)
     return " ".join(" ".join(texts).lower().split())
 
 

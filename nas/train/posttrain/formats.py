@@ -3,8 +3,8 @@
     OpenAI             {"messages": [...], "tools": [...]}: with tool calls, names, weights, contents in parts
     ShareGPT           {"conversations": [{"from": "human", "value": ...}, ...]}, or with role and content
     Alpaca             {"instruction": ..., "input": ..., "output": ...}, also with "system" and "history"
-    prompt, answer     {"prompt": ..., "completion": ...}: text or messages; also "response"
-    preferences        {"prompt": ..., "chosen": ..., "rejected": ...}: text or messages, or whole talks
+    prompt, answer     {"prompt": ..., "completion": ...}: text or messages; also "response", "system"
+    preferences        {"prompt": ..., "chosen": ..., "rejected": ...}: text or messages, or whole talks; also "system"
 
 What is read of a record depends on its keys alone.
 """
@@ -30,13 +30,14 @@ _SPEAKERS = {
     "function": "tool",
 }
 """Roles of ShareGPT and of OpenAI's first function calls that have other names here."""
+_SYSTEM = ("system", "developer")
 
 
 def converted(record: Record) -> Record:
     """Returns a record with `messages`, and `chosen` and `rejected` as text where it is a preference.
 
     Raises:
-        ValueError: it has none of the forms; the message lists its keys.
+        ValueError: it has none of the forms, and the message lists its keys; or answers to different questions.
     """
     record = {name: value for name, value in record.items() if value is not None}
     if isinstance(record.get("tools"), str):
@@ -54,6 +55,7 @@ def converted(record: Record) -> Record:
         )
     if isinstance(messages, list):
         messages = [_message(message) if isinstance(message, dict) else message for message in messages]
+        messages = [message for message in messages if not _is_empty_system(message)]
     return record | {"messages": messages}
 
 
@@ -73,7 +75,7 @@ def _messages(record: Record) -> Any:
     prompt: Any = record.get("prompt")
     answer: Any = record.get("completion", record.get("response"))
     if prompt is not None and (answer is not None or "chosen" in record):
-        question = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        question = _with_system(record, prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}])
         if answer is None:
             return question
         return question + (answer if isinstance(answer, list) else [{"role": "assistant", "content": answer}])
@@ -85,11 +87,34 @@ def _preference(messages: Any, record: Record) -> tuple[Any, Record]:
     sides = {side: record[side] for side in ("chosen", "rejected")}
     if not all(isinstance(side, list) and side for side in sides.values()):
         return messages, record
-    if messages is None:  # both are whole conversations
-        messages = sides["chosen"][:-1]
+    before, other = ([_compared(message) for message in side[:-1]] for side in sides.values())
+    if before != other:
+        raise ValueError("chosen and rejected differ before their last messages")
+    if "messages" not in record and (before or not messages):
+        talk = sides["chosen"][:-1]
+        # Else both are whole conversations.
+        continues = messages and (_role(talk[0]) in ("assistant", "tool") or _role(messages[-1]) in _SYSTEM)
+        messages = messages + talk if continues else _with_system(record, talk)
     last = {name: side[-1] for name, side in sides.items()}
     texts = {name: one.get("content") if isinstance(one, dict) else one for name, one in last.items()}
     return messages, record | texts
+
+
+def _compared(message: Any) -> Any:
+    """Returns what two talks have in common where they are the same."""
+    if not isinstance(message, dict):
+        return message
+    message = _message(message)
+    return [message.get(name) for name in ("role", "content", "tool_calls")]
+
+
+def _role(message: Any) -> Any:
+    return _message(message).get("role") if isinstance(message, dict) else None
+
+
+def _is_empty_system(message: Any) -> bool:
+    """Returns whether a message is of a system that says nothing: templates would say "None"."""
+    return _role(message) in _SYSTEM and message.get("content") is None
 
 
 def _turn(turn: Record) -> Record:
@@ -113,6 +138,12 @@ def _system(record: Record) -> list[Record]:
     return [{"role": "system", "content": system}] if system else []
 
 
+def _with_system(record: Record, messages: list[Any]) -> list[Any]:
+    """Returns messages with the system prompt of the record in front, unless they have one."""
+    has_one = bool(messages) and _role(messages[0]) in _SYSTEM
+    return messages if has_one or not isinstance(record.get("system"), str) else _system(record) + messages
+
+
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
@@ -129,6 +160,8 @@ def _message(message: Record) -> Record:
         message["content"] = "\n".join(map(_part, parts))
     elif isinstance(parts, dict) and message.get("role") == "tool":
         message["content"] = json.dumps(parts, ensure_ascii=False)
+    elif parts is None and message.get("role") == "tool":
+        message["content"] = ""
     if isinstance(calls := message.get("tool_calls"), str):
         message["tool_calls"] = _json_of(calls or "[]")
     if isinstance(calls := message.get("tool_calls"), list):

@@ -39,7 +39,7 @@ from nas.train.posttrain.conversations import (
     check_files,
     read_placed_lines,
 )
-from nas.train.posttrain.filters import question_text, without_overlap
+from nas.train.posttrain.filters import overlap_text, without_overlap
 from nas.train.posttrain.generation import evaluated, generate
 from nas.train.posttrain.judges import RULES, Judge, Sample, command_judge, preference_of
 from nas.train.posttrain.objective import answer_nats
@@ -59,7 +59,7 @@ from nas.train.posttrain.sft import (
 )
 from nas.train.pretrain.member_training import MemberToTrain, TrainingRequest
 
-PREFERENCES_VERSION = 3
+PREFERENCES_VERSION = 4
 """Part of keys: increase it with every change after which the same inputs give other preferences."""
 ACCURACY = "held-out preferences kept"
 
@@ -195,7 +195,7 @@ class PreferRequest(TrainingRequest):
             if bad:
                 log(f"{bad:,} bad lines of pairs were skipped")
             pairs = [line for lines in read for line in lines]
-            texts = [question_text(pair.conversation(pair.chosen)) for pair in pairs]
+            texts = [overlap_text(pair.conversation(pair.chosen)) for pair in pairs]
             pairs = [pairs[index] for index in _apart(texts, evaluations, settings, log)]
             if settings.questions:
                 model = load_model(weights.path, member.layout)
@@ -244,7 +244,7 @@ def _on_policy(
     ]
     if bad:
         log(f"{len(bad):,} bad lines of questions were skipped")
-    texts = [question_text(conversation) for conversation, _ in questions]
+    texts = [overlap_text(conversation) for conversation, _ in questions]
     questions = [questions[index] for index in _apart(texts, evaluations, settings, log)]
     judge = settings.judged_by()
     for start in range(0, len(questions), _QUESTIONS_AT_ONCE):

@@ -44,6 +44,7 @@ from nas.train.posttrain.curriculum import CURRICULUM, CurriculumSettings, curri
 from nas.train.posttrain.filters import (
     Filters,
     in_languages,
+    overlap_text,
     question_text,
     without_duplicates,
     without_near_duplicates,
@@ -56,7 +57,7 @@ from nas.train.posttrain.objective import answer_nats, dropped_embeddings
 from nas.train.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
 from nas.train.pretrain.recipe import Betas, Schedule
 
-CONVERSATIONS_VERSION = 4
+CONVERSATIONS_VERSION = 5
 """Part of keys: increase it with every change after which the same files give other ids or another selection."""
 PASSES_VERSION = 3
 """Part of keys: increase it when steps are split into other passes, which round and drop other values."""
@@ -163,7 +164,7 @@ def evaluation_questions(files: Iterable[str], benchmarks: str | None) -> list[s
     Raises:
         InvalidInput: a file has problems, or the folder has no data of any benchmark.
     """
-    texts = [question_text(conversation) for path in files for conversation in read_lines(Path(path), Conversation)]
+    texts = [overlap_text(conversation) for path in files for conversation in read_lines(Path(path), Conversation)]
     if benchmarks is not None:
         from nas.train.posttrain.harness import questions  # its libraries are an extra
 
@@ -232,7 +233,7 @@ def select(
     if filters.near_duplicates is not None:
         keep("near duplicates", without_near_duplicates(remaining(), filters.near_duplicates))
     if evaluations:
-        texts = [question_text(conversation) for conversation in remaining()]
+        texts = [overlap_text(conversation) for conversation in remaining()]
         keep("overlap with evaluations", without_overlap(texts, evaluations, filters.ngram))
     keep(
         "length",

@@ -140,6 +140,11 @@ def start_model(name: str) -> StartModel:
     family, slash, size = name.partition("/")
     if not slash or "/" in size:
         raise InvalidInput("name a folder, a GGUF file, or FAMILY/SIZE of a member", where=name)
+    return start_member(family, size)
+
+
+def start_member(family: str, size: str) -> StartModel:
+    """Returns a trained member; see `start_model` for what is raised."""
     folder, _, member = find_member(family, size)
     record = read_record(folder / TRAINING, MemberTraining)
     tokenizer = found_tokenizer(tokenizer_of(folder))

@@ -16,7 +16,6 @@ other data, settings or start weights make another training, in its own folder:
     FAMILY/SIZE/training/KEY/checkpoint.safetensors   state of an unfinished training
                              start.safetensors        start weights, if the plan made some; until the training ends
                              weights.safetensors      the result
-                             outcome.json             report of worker 0
                              log.txt                  progress
 
 After a training, its record and the member's files are written under a lock (.training.lock), and a command whose
@@ -476,19 +475,19 @@ def run_workers(work: Work, workers: int, log: Log) -> dict[str, Any]:
         CandidateFailed: the loss is not finite.
         InfrastructureFailed: a worker died, or another process runs this training.
     """
-    folder, gpu = work.folder, torch.cuda.is_available()
-    (folder / _OUTCOME).unlink(missing_ok=True)
+    gpu = torch.cuda.is_available()
     with (
         RayCompute(workers),
-        _followed(folder / _LOG, log),
+        _followed(work.folder / _LOG, log),
         tempfile.TemporaryDirectory(prefix="hilnas-ray-") as scratch,
     ):
+        path = Path(scratch) / _OUTCOME  # of this command: another one may run the same training
         from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
         from ray.train.torch import TorchConfig, TorchTrainer
 
         trainer = TorchTrainer(
             _worker_process,
-            train_loop_config={"work": work},
+            train_loop_config={"work": work, "outcome": path},
             torch_config=TorchConfig(timeout_s=_COLLECTIVE_S),
             scaling_config=ScalingConfig(
                 num_workers=workers, use_gpu=gpu, resources_per_worker={"CPU": 1} | ({"GPU": 1} if gpu else {})
@@ -500,18 +499,21 @@ def run_workers(work: Work, workers: int, log: Log) -> dict[str, Any]:
         except TrainingFailedError as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             reason = lines[-1] if lines else type(error).__name__
-            raise _failure(folder) or InfrastructureFailed(f"training stopped: {reason}") from error
-    outcome: dict[str, Any] = json.loads((folder / _OUTCOME).read_text(encoding="utf-8"))
+            raise _failure(path) or InfrastructureFailed(f"training stopped: {reason}") from error
+        outcome: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return outcome
 
 
-def _worker_process(config: Mapping[str, Work]) -> None:
-    """Runs `run_plan` in a worker process. Errors are reported through a file, as Ray keeps only their text."""
+def _worker_process(config: Mapping[str, Any]) -> None:
+    """Runs `run_plan` in a worker process. Reports are files, as Ray keeps only the text of errors.
+
+    config: `work`, and the path `outcome` of worker 0's report, or of an error.
+    """
     from ray.train import get_context
     from ray.train.torch import get_device
 
     rank, world = get_context().get_world_rank(), get_context().get_world_size()
-    work = config["work"]
+    work: Work = config["work"]
     torch.set_num_threads(work.threads)
     # Workers of a killed command may run for a few more seconds, so worker 0 takes a lock.
     alone = nullcontext() if rank else locked(work.folder / "lock")
@@ -526,15 +528,17 @@ def _worker_process(config: Mapping[str, Work]) -> None:
                 if not rank:
                     print(line, file=file, flush=True)
 
-            run_plan(work, Worker(get_device(), log, hold.yield_if_wanted, rank, world))
+            outcome = run_plan(work, Worker(get_device(), log, hold.yield_if_wanted, rank, world))
+            if not rank:
+                write_durably(config["outcome"], json.dumps(outcome).encode())
     except NasError as error:
         failure = {"failed": type(error).__name__, "message": str(error)}
-        write_durably(work.folder / _OUTCOME, json.dumps(failure).encode())
+        write_durably(config["outcome"], json.dumps(failure).encode())
         raise
 
 
 def run_plan(work: Work, worker: Worker) -> dict[str, Any]:
-    """Runs the part of one worker; worker 0 writes weights and outcome, and returns the outcome."""
+    """Runs the part of one worker; worker 0 writes the weights, and returns its report."""
     plan, folder = work.plan, work.folder
     if not worker.rank:
         # Partly written files of killed commands and workers may take gigabytes.
@@ -552,7 +556,7 @@ def run_plan(work: Work, worker: Worker) -> dict[str, Any]:
     begin = time.monotonic()
     with torch.no_grad(), training_precision(worker.device):
         held_out = plan.scores(model.eval(), worker)
-    outcome = {
+    return {
         "held_out": held_out,
         "tokens": tokens,
         "steps": state.steps,
@@ -562,8 +566,6 @@ def run_plan(work: Work, worker: Worker) -> dict[str, Any]:
         "peak_memory_mb": _peak_memory_mb(worker.device) if has_peak else None,
         "device": worker.describe(),
     }
-    write_durably(folder / _OUTCOME, json.dumps(outcome).encode())
-    return outcome
 
 
 def train_plan(
@@ -599,10 +601,10 @@ def _peak_memory_mb(device: torch.device) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
 
 
-def _failure(folder: Path) -> NasError | None:
+def _failure(path: Path) -> NasError | None:
     """Returns the error that a worker reported."""
     try:
-        outcome = json.loads((folder / _OUTCOME).read_text(encoding="utf-8"))
+        outcome = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     if outcome.get("failed") == CandidateFailed.__name__:

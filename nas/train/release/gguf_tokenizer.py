@@ -75,6 +75,8 @@ def tokenizer_of_gguf(file: GgufFile) -> ModelTokenizer:
             (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([added])
     begin = named["bos"]
     if bool(file.fields.get(f"{_PREFIX}add_bos_token", starts)) and begin is not None:
+        if begin not in used:
+            raise InvalidInput(f"its tokenizer begins texts with {begin!r}, which is an unused token", where=where)
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A",
             pair=f"{begin} $A {begin} $B:1",

@@ -83,7 +83,7 @@ def write_transformers(
     """Writes the folder `transformers` below `folder`, file by file.
 
     Raises:
-        InvalidInput: values that are neither float16 nor float32, or not finite.
+        InvalidInput: values that are neither float16 nor float32, not finite, or too large for the released type.
         InfrastructureFailed: a file cannot be written.
     """
     target, place = target_of(layout), folder / FOLDER
@@ -339,6 +339,7 @@ def write_safetensors(
     """Writes a safetensors file atomically; `tensors` come in the order of `planned`, one at a time.
 
     Raises:
+        InvalidInput: values that a type of 16 bits does not hold.
         InfrastructureFailed: it cannot be written, usually because the disk is full.
     """
     with replacing(path) as partial:
@@ -366,7 +367,10 @@ def _pieces(planned: Sequence[Planned], tensors: Iterable[Tensor], metadata: Map
     yield len(header).to_bytes(8, "little") + header
     for slot, tensor in zip(planned, tensors, strict=True):
         assert tuple(tensor.shape) == slot.shape, f"{slot.name}: {tuple(tensor.shape)} where {slot.shape} was planned"
-        yield tensor.to(slot.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
+        stored = tensor.to(slot.dtype)
+        if slot.dtype != torch.float32 and not stored.isfinite().all():
+            raise InvalidInput(f"{slot.name} holds values that {_TYPE_NAMES[slot.dtype]} does not")
+        yield stored.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def shards(planned: Sequence[Planned], limit: int) -> list[list[Planned]]:

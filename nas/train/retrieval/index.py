@@ -30,7 +30,7 @@ from nas.core.family import FamilyRecord, read_record, write_record
 from nas.core.progress import Log, Progress
 from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.train.posttrain.trained_folder import REQUEST, require_folder
-from nas.train.release.shards import SINGLE
+from nas.train.release.shards import SINGLE, shard_files
 from nas.train.release.tokenizer import json_bytes
 from nas.train.retrieval.data import data_hashes, read_documents
 from nas.train.retrieval.gguf import open_encoder
@@ -170,7 +170,10 @@ def _model_hash(model: Path) -> str:
     if is_gguf(model):
         return sha256_of(model)
     names = ("config.json", SINGLE, f"{DENSE}/{SINGLE}", "tokenizer.json", "tokenizer_config.json", SETTINGS)
-    return content_hash([sha256_of(model / name) if (model / name).is_file() else None for name in names])
+    files = [model / name for name in names]
+    if model.is_dir() and not (model / SINGLE).is_file():
+        files += shard_files(model)
+    return content_hash([sha256_of(file) if file.is_file() else None for file in files])
 
 
 class Index:

@@ -30,7 +30,7 @@ from nas.core.progress import Log
 from nas.model.nn.maxsim import maxsim
 from nas.model.nn.weights import checkpoint_layout
 from nas.train.posttrain.sft import TrainingSettings
-from nas.train.posttrain.start import StartModel, start_model
+from nas.train.posttrain.start import StartModel, start_member, start_model
 from nas.train.posttrain.trained_folder import FolderRecord, FolderTraining, split
 from nas.train.pretrain.member_training import START
 from nas.train.pretrain.recipe import Betas
@@ -98,12 +98,17 @@ class RetrievalRecord(FolderRecord):
 
 
 def train_retriever(
-    name: str, data: Sequence[Path], settings: RetrievalSettings, output: Path, log: Log, checkpoint_s: float = 60.0
+    model: str | tuple[str, str],
+    data: Sequence[Path],
+    settings: RetrievalSettings,
+    output: Path,
+    log: Log,
+    checkpoint_s: float = 60.0,
 ) -> RetrievalRecord:
     """Trains a late-interaction model and writes its folder.
 
     Args:
-        name: of the model to start from, see `start_model`.
+        model: to start from: a name, see `start_model`, or family and size of a member.
         data: files and folders, see `nas.train.retrieval.data`; all with a teacher's scores or none.
         settings: of the training.
         output: folder of the result.
@@ -118,7 +123,7 @@ def train_retriever(
         CandidateFailed: the loss is not finite.
     """
     examples = [example for path in data for example in read_examples(path)]
-    start = start_model(name)
+    start = start_model(model) if isinstance(model, str) else start_member(*model)
     hashes = [digest for path in data for digest in data_hashes(path)]
     earlier = [sha256_of(start.source / DENSE / SINGLE)] if is_retriever(start.source) else []
     # Python's values, not those of JSON mode, which would write the whole numbers of earlier keys as floats.
@@ -159,7 +164,7 @@ class _RetrievalTraining(FolderTraining[RetrievalSettings, RetrievalRecord]):
         """Most tokens of a step, with one document a query."""
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
         self._answers: dict[str, set[str]] = {}
-        for example in self.examples if not self.scored else ():
+        for example in examples if not self.scored else ():
             self._answers.setdefault(example.query, set()).add(example.documents[0])
 
     def start(self, folder: Path) -> Retriever:
@@ -214,7 +219,10 @@ class _RetrievalTraining(FolderTraining[RetrievalSettings, RetrievalRecord]):
         return losses.sum() / self.settings.batch
 
     def scores(self, model: Retriever) -> dict[str, float]:
-        """Returns how well held-out queries find their best documents among all documents of held-out queries."""
+        """Returns how well held-out queries find their best documents among all documents of held-out queries.
+
+        As in training, other answers to a query are not compared with its document.
+        """
         if not self._held_out:
             return {}
         texts = list(dict.fromkeys(text for example in self._held_out for text in example.documents))
@@ -226,8 +234,10 @@ class _RetrievalTraining(FolderTraining[RetrievalSettings, RetrievalRecord]):
         ranks = []
         for example, query in zip(self._held_out, queries, strict=True):
             scores = exact_scores(query, joined, starts)
-            best = int(np.argmax(example.scores)) if self.scored else 0
-            ranks.append(1 + int((scores > scores[places[example.documents[best]]]).sum()))
+            best = example.documents[int(np.argmax(example.scores)) if self.scored else 0]
+            better = scores > scores[places[best]]
+            better[[places[text] for text in self._answers.get(example.query, ()) if text in places]] = False
+            ranks.append(1 + int(better.sum()))
         return {
             "queries": len(queries),
             "documents": len(texts),

@@ -19,6 +19,7 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.family import BuildDecision
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
+from nas.core.metrics import METRICS
 from nas.core.quantisation import Quantisation
 from nas.core.scoring import Axis, MeasurementKey, QualityValue, axis, with_file_size
 from nas.core.space import Objective, RuntimeSpace, SearchSpace
@@ -109,7 +110,7 @@ class Criteria:
         """Returns objective -> coordinate of the reference point."""
         ratio, quality = math.log(REFERENCE_RATIO), -REFERENCE_QUALITY * self.quality
         objectives = self.space.objectives
-        defaults = [quality if objective.metric == "quality" else ratio for objective in objectives]
+        defaults = [quality if _is_of_proxy(objective) else ratio for objective in objectives]
         point = self.reference_point or defaults
         return {objective.name: limit for objective, limit in zip(objectives, point, strict=True)}
 
@@ -338,13 +339,18 @@ def _objectives_decision(space: SearchSpace, whose: str) -> BuildDecision:
     )
 
 
+def _is_of_proxy(objective: Objective) -> bool:
+    """Returns whether an objective is a quality, whose coordinate is no logarithm of a ratio."""
+    return METRICS[objective.metric].source == "proxy"
+
+
 def _reference_decision(space: SearchSpace, point: dict[str, float] | None) -> BuildDecision:
     if point is None:
         value = f"{REFERENCE_RATIO} times the nearest candidate's figures, {REFERENCE_QUALITY} times its quality"
         return BuildDecision(what="reference point", value=value, reason="no study froze one")
     values = [
         f"{objective.name} {-point[objective.name]:.3g}"
-        if objective.metric == "quality"
+        if _is_of_proxy(objective)
         else f"{objective.name} {math.exp(point[objective.name]):.2f}x the nearest candidate's"
         for objective in space.objectives
     ]

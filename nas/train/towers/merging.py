@@ -41,7 +41,7 @@ def merge_runs(folders: Sequence[Path], base: Path | None, settings: MergeSettin
     """Merges folders of `nas family vision` or `audio` into one, with the tokenizer and processor of the first.
 
     Args:
-        folders: with equal layouts, towers and tokenizers.
+        folders: with equal layouts, towers, tokenizers and codecs.
         base: that they were trained from; only a soup needs none.
         settings: of the merge.
         output: folder of the result, which others must not be.
@@ -67,6 +67,8 @@ def merge_runs(folders: Sequence[Path], base: Path | None, settings: MergeSettin
         for name in _ALIKE:
             if (folder / name).read_bytes() != (folders[0] / name).read_bytes():
                 raise InvalidInput(f"{name} is another than in {folders[0]}", where=str(folder))
+        if _codec_hashes(folder) != _codec_hashes(folders[0]):
+            raise InvalidInput(f"{CODEC} is another than in {folders[0]}", where=str(folder))
     output.mkdir(parents=True, exist_ok=True)
     written = merge(folders, base, settings, output / SINGLE)
     for name in _BESIDE:
@@ -83,3 +85,9 @@ def merge_runs(folders: Sequence[Path], base: Path | None, settings: MergeSettin
     )
     write_durably(output / RECORD, record.model_dump_json(indent=1).encode())
     return record
+
+
+def _codec_hashes(folder: Path) -> list[str]:
+    """Returns the SHA-256 of the files of a model's codec; none where it does not speak."""
+    files = (folder / CODEC / name for name in (SINGLE, MODEL))
+    return [sha256_of(file) for file in files if file.is_file()]
