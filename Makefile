@@ -65,6 +65,7 @@ lint: $(READY)
 lint-types:
 	$(call timed,$(BIN)/mypy -p nas)
 	$(call timed,$(BIN)/mypy scripts)
+	$(call timed,$(BIN)/mypy -p benchmarks)
 
 lint-others:
 	$(call timed,$(BIN)/ruff check $(PACKAGES))

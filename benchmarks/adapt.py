@@ -40,7 +40,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau  # type: ignore[import-untyped]
 
 from benchmarks import (
     adapt_ablations,
@@ -161,7 +161,7 @@ def main() -> None:
             fill(PAGE, name, text)
         return
     options["folder"].mkdir(parents=True, exist_ok=True)
-    runs = {
+    runs: dict[str, Callable[..., object]] = {
         "mixes": run_mixes,
         "pairs": run_pairs,
         "kills": run_kills,
@@ -575,12 +575,13 @@ def _teacher(folder: Path, size: Size, sources: list[Tokens], worker: Worker) ->
     packed = Packed("teacher", sources, length, batch // length, 0)
     steps = math.ceil(size.teacher_tokens / batch)
     schedule = Schedule(warmup=0.02, decay=0.3, final=0.1)
+    loss = torch.compile(lambda model, inputs, labels: pretraining_loss(model, inputs, labels) / batch)
     phase = TrainingPhase(
         "teacher",
         steps,
         batch,
         lambda step: [packed.batch(step)],
-        torch.compile(lambda model, inputs, labels: pretraining_loss(model, inputs, labels) / batch),
+        loss,
         lambda step: size.lr * schedule.factor(step, steps),
     )
     checkpoint = TrainingCheckpoint(folder / "teacher-training.safetensors", {"key": size.layout})

@@ -170,7 +170,7 @@ def _descend(model: nn.Module, steps: int, rate: float, loss_of: Callable[[int],
             group["lr"] = rate * SCHEDULE.factor(step, steps)
         loss = loss_of(step)
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         losses.append(float(loss.detach()))

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau  # type: ignore[import-untyped]
 
 from benchmarks.adapt_real import request_of
 from benchmarks.adapt_smart import sensitivities, smart_layers

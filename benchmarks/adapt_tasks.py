@@ -236,7 +236,7 @@ def _definitions(wordnet: Path, rng: random.Random, limit: int) -> list[Question
 
 def _grammar(rng: random.Random, limit: int) -> list[Question]:
     """Agreement of a verb with a subject behind which another noun stands (BLiMP, Warstadt et al. 2020)."""
-    questions = []
+    questions: list[Question] = []
     while len(questions) < limit:
         subject, other = rng.sample(_THINGS, 2)
         frame = rng.choice(("near", "behind", "with", "of"))

@@ -29,9 +29,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runs import Model, counts, decode_ms, exported, layout_called, print_json, say
-
 from nas.core.workload import Workload
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.runs import Model, counts, decode_ms, exported, layout_called, print_json, say
 
 GEN = 100
 

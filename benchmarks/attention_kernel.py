@@ -2,7 +2,7 @@
 
     python benchmarks/attention_kernel.py [--tokens 4096] [--threads 1,2] [--pairs 5] > result.json
 
-Needs a calm machine. Two small programs (benchmarks/attention_kernel/) are compiled against what the runners use: one
+Needs a calm machine. Two small programs (benchmarks/attention_programs/) are compiled against what the runners use: one
 our header with ExecuTorch's thread pool, flags as the runner's; one ggml's CPU backend of our llama.cpp build. Each
 reads a text of 4,096 tokens from an empty float16 cache, in the chunks that its runner takes (128 here, 512 there),
 then repeats one query over all 4,096. Defaults are a layer of LFM2-350M: 16 heads, 8 of keys and
@@ -19,13 +19,13 @@ import argparse
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runs import counts, print_json, say
 
 from nas.measure.runtimes.executorch.compile import installed_sdk
 from nas.measure.runtimes.executorch.programs import CHUNK
@@ -34,8 +34,12 @@ from nas.measure.runtimes.llama_cpp import source
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.measure.runtimes.toolchain import find_compiler
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.runs import counts, print_json, say
+
 CHUNKS = {"ours": CHUNK, "llama_cpp": 512}
-FOLDER = Path(__file__).with_suffix("")
+FOLDER = Path(__file__).with_name("attention_programs")
 
 
 def main() -> None:

@@ -487,7 +487,7 @@ def _factors_of_speech(shape: SpeechShape, d_model: int, detokenizer: Detokenize
 
     def spoken(chunk: int) -> None:
         state = SpeechState(None, None)
-        for part in codes.split(chunk, 1):
+        for part in torch.split(codes, chunk, 1):
             _, state = detokenizer.step(part, state)
 
     return {

@@ -197,7 +197,7 @@ def synthesiser(scratch: Path) -> Speaker:
         loud = np.flatnonzero(np.abs(resampled) > _SILENCE)
         begin, end = max(0, loud[0] - RATE // 20), loud[-1] + RATE // 10
         heard = resampled[begin : min(end, begin + round(_MOST_SECONDS * RATE))]
-        return 0.7 * heard / np.abs(heard).max()
+        return 0.7 * heard / float(np.abs(heard).max())
 
     return speak
 
@@ -211,14 +211,14 @@ def noisy(samples: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.
     response = rng.normal(size=len(times)) * 10 ** (-3 * times / rng.uniform(0.15, 0.5))
     response *= rng.uniform(0.3, 0.8) / np.sqrt(np.square(response).sum())
     response[0] = 1.0
-    heard = fftconvolve(samples, response)[: len(samples)]
+    heard: NDArray[np.float64] = fftconvolve(samples, response)[: len(samples)]
     spectrum = np.fft.rfft(rng.normal(size=len(samples)))
     if rng.random() < 0.5:
         spectrum /= np.sqrt(1 + np.arange(len(spectrum)))
     noise = np.fft.irfft(spectrum, len(samples))
     noise *= np.sqrt(np.square(heard).mean() / np.square(noise).mean() / 10 ** (rng.uniform(5, 20) / 10))
     mixed = heard + noise
-    return mixed * min(1.0, 0.95 / np.abs(mixed).max())
+    return mixed * min(1.0, 0.95 / float(np.abs(mixed).max()))
 
 
 def jsgf(language: str) -> str:

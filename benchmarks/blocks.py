@@ -362,10 +362,9 @@ def float_parity(example: Example) -> Row:
     row["theirs"] = _error_of_theirs(example, module, x)
     module.double()
     block_x, formula_x = (x.double().requires_grad_() for _ in range(2))
-    _output(module, block_x).square().sum().backward()
-    formula(
-        module.block, {n: w.detach() for n, w in module.state_dict().items()}, formula_x[0]
-    ).square().sum().backward()
+    torch.autograd.backward(_output(module, block_x).square().sum())
+    weights = {name: weight.detach() for name, weight in module.state_dict().items()}
+    torch.autograd.backward(formula(module.block, weights, formula_x[0]).square().sum())
     assert block_x.grad is not None and formula_x.grad is not None
     return row | {"gradient": _error(block_x.grad, formula_x.grad)}
 
@@ -543,11 +542,12 @@ def training_passes(name: str, text: str) -> Iterable[tuple[str, int, Callable[[
     formula = _formula(EXAMPLES[name])
 
     def of_module(tokens: int) -> None:
-        _output(module, x[:, :tokens].clone().requires_grad_()).square().sum().backward()
+        torch.autograd.backward(_output(module, x[:, :tokens].clone().requires_grad_()).square().sum())
 
     def of_formula() -> None:
         weights = module.state_dict(keep_vars=True)
-        formula(module.block, weights, x[0, :SHORT].clone().requires_grad_()).square().sum().backward()
+        y = formula(module.block, weights, x[0, :SHORT].clone().requires_grad_())
+        torch.autograd.backward(y.square().sum())
 
     yield "module", TRAINED, partial(of_module, TRAINED)
     yield "module", SHORT, partial(of_module, SHORT)

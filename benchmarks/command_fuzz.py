@@ -793,10 +793,10 @@ def _become(case: Case, place: Path, out: int, err: int, crash: int) -> NoReturn
         if case.new:
             _alter(case.alteration)
             os.execv(sys.executable, [sys.executable, "-c", "from nas.cli.main import main; main()", *case.words])
-        sys.stdin, sys.stdout, sys.stderr = (
-            os.fdopen(number, "rw"[number > 0], encoding="utf-8", closefd=False) for number in range(3)
+        sys.stdin, sys.stdout = (
+            os.fdopen(number, "rw"[number], encoding="utf-8", closefd=False) for number in range(2)
         )
-        sys.stderr.reconfigure(errors="backslashreplace")
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
         tempfile.tempdir = None
         _alter(case.alteration)
         sys.argv = ["nas", *case.words]

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from page import table
-
+from benchmarks.page import table
 from nas.core.published import LFM2
 from nas.measure.runtimes.toolchain import host_target
 from nas.testing.planted_faults import EVERY_KIND

@@ -25,8 +25,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from page import markdown
-from runs import DEADLINE_S, counts, decode_ms, layout_called, print_json, say
 
 from nas.core.canonical import sha256_of
 from nas.core.layout import Layout
@@ -38,6 +36,11 @@ from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
 from nas.measure.runtimes.runner import Feed, local_machine, runner_logits
 from nas.testing.run_plan import run_plan
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.page import markdown
+from benchmarks.runs import DEADLINE_S, counts, decode_ms, layout_called, print_json, say
 
 GEN = 100
 FIGURES = ("load_ms", "ttft_ms", "decode_p50_ms", "peak_rss_mb")
@@ -63,7 +66,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as folder:
         files = {name: Path(folder) / name for name in ("whole", "blocks")}
         exports = _exports(layout, files, Path(folder) / "cache", max(options.prompts) + GEN)
-        same = np.array_equal(*(_logits(file, runtime_build, layout.vocab, Path(folder)) for file in files.values()))
+        whole, blocks = (_logits(file, runtime_build, layout.vocab, Path(folder)) for file in files.values())
+        same = np.array_equal(whole, blocks)
         forms = {
             "whole": Form(files["whole"], "f32"),
             "blocks f32": Form(files["blocks"], "f32"),

@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from equivalence_tables import ALONE, MIXED, Row, arguments, fault_table, passed
-from page import fill
-from runs import digits, say
 
 from nas.core.layout import Layout
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.executorch.variants import Build
 from nas.testing.executorch_gate import gate
 from nas.testing.planted_faults import PLANTS
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.equivalence_tables import ALONE, MIXED, Row, arguments, fault_table, passed
+from benchmarks.page import fill
+from benchmarks.runs import digits, say
 
 
 def main() -> None:

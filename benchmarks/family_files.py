@@ -22,8 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from page import fill, markdown
-from runs import built, print_json, say
 
 from nas.core.family import MemberFile, member_folder
 from nas.core.layout import Layout
@@ -36,6 +34,11 @@ from nas.measure.runtimes.runner import Feed
 from nas.model.nn.model import Model
 from nas.serve.views.family import MemberView, family_view
 from nas.train.release.huggingface import LazyTensors, checkpoint_of, open_weights, released_type
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.page import fill, markdown
+from benchmarks.runs import built, print_json, say
 
 APPS = Path(__file__).resolve().parent.parent / "tests" / "integration"
 LOGITS_WITHIN = 1e-4

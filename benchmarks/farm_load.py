@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from farm_agents import Crowd
 from sqlalchemy import func, select
 
 from nas.core.canonical import content_hash
@@ -47,6 +46,7 @@ from nas.serve.api.serve import last_address
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.farm_agents import Crowd
 from tests.support.postgres import server
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
@@ -128,7 +128,7 @@ def run(setting: Setting, home: Path, url: str, database: Watched | None) -> dic
         address = last_address(home)
         assert address is not None
         ca_pem, begin = Certificates(home, store.clock).ca_pem, time.time() + _LEAD_S
-        common = {"url": address.url, "ca_pem": ca_pem, "begin": begin, "job_s": setting.job_s}
+        common: dict[str, Any] = {"url": address.url, "ca_pem": ca_pem, "begin": begin, "job_s": setting.job_s}
         common |= {"ramp_s": setting.ramp_s, "measured_s": setting.measured_s, "poll_s": setting.poll_s}
         started = [
             _start(Crowd(agents=crowd, seed=setting.seed + number, **common)) for number, crowd in enumerate(crowds)
@@ -268,11 +268,8 @@ def _audit(store: Store, reports: list[dict[str, Any]]) -> tuple[dict[str, int],
     # This machine is a device, too, whose health the coordinator checks.
     simulated = job_table.c.kind == JobKind.MEASURE
     with store.read() as connection:
-        states = dict(
-            connection.execute(
-                select(job_table.c.state, func.count()).where(simulated).group_by(job_table.c.state)
-            ).all()
-        )
+        counts = select(job_table.c.state, func.count()).where(simulated).group_by(job_table.c.state)
+        states: dict[str, int] = dict(connection.execute(counts).tuples().all())
         query = select(job_table.c.id, job_table.c.attempts, job_table.c.epoch, job_table.c.result)
         done = list(connection.execute(query.where(simulated, job_table.c.state == JobState.DONE)))
     problems = [f"{n} jobs are {state}" for state, n in states.items() if state not in (JobState.DONE, JobState.QUEUED)]

@@ -57,16 +57,16 @@ def main() -> int:
     parser.add_argument("results", type=Path, nargs="*", help="what campaigns printed, for --page")
     options = parser.parse_args()
     if options.page:
-        from faults.table import campaign_table
-        from page import fill
+        from benchmarks.faults.table import campaign_table
+        from benchmarks.page import fill
 
         results = [json.loads(path.read_text()) for path in options.results]
         fill(options.page, "measured: fault_campaign", f"\n{campaign_table(results)}\n")
         return 0
     if ISOLATED not in os.environ:
         go_apart()
-    from faults.campaign import Campaign
-    from faults.journal import Journal, Terms
+    from benchmarks.faults.campaign import Campaign
+    from benchmarks.faults.journal import Journal, Terms
 
     if options.resume:
         journal = Journal.open(options.resume)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -25,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from runs import DEADLINE_S, MIXED_350M, Files, built, layout_called, print_json, runtime_option, say
 
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
@@ -35,6 +35,10 @@ from nas.measure.devices.agent.run_plan import Observer, execute, prepare
 from nas.measure.devices.transports.local import LocalTransport
 from nas.measure.runtimes import RUNTIMES
 from nas.measure.runtimes.base import Artifact, RandomWeights, Runtime
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.runs import DEADLINE_S, MIXED_350M, Files, built, layout_called, print_json, runtime_option, say
 
 _POLL_S = 0.02
 

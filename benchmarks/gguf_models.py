@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -143,10 +143,10 @@ def templates() -> dict[str, str]:
 
     class Frozen(datetime.datetime):
         @classmethod
-        def now(cls, tz: Any = None) -> datetime.datetime:
-            return datetime.datetime.fromisoformat(DATE)
+        def now(cls, tz: Any = None) -> Self:
+            return cls.fromisoformat(DATE)
 
-    chat_template_utils.datetime = Frozen  # type: ignore[attr-defined]
+    chat_template_utils.datetime = Frozen
     names = {"bos_token": "<s>", "eos_token": "</s>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **names)
     options = {"tools": None, "add_generation_prompt": True, "enable_thinking": False}

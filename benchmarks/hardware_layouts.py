@@ -16,6 +16,7 @@ import argparse
 import csv
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from runs import DEADLINE_S, Files, say
 
 from nas.core import paths
 from nas.core.clock import SystemClock
@@ -42,6 +42,10 @@ from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.search.proposers import Sampler
 from nas.search.spaces import load_space
 from nas.search.study.check import support_filter
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.runs import DEADLINE_S, Files, say
 
 SPACE = "lfm2-mixed-demo"
 FOLDER = Path(__file__).parent / "hardware"

@@ -16,20 +16,24 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hardware_layouts import FOLDER, SPACE, WORKLOAD, Row, read_layouts, read_rows
 from numpy.typing import NDArray
-from page import fill, markdown
-from runs import print_json
 
 from nas.core.layout import Layout
 from nas.search.analysis.agreement import rank_correlation
 from nas.search.proposers.hardware import Costs, HardwareModel, Measured
 from nas.search.spaces import load_space
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.hardware_layouts import FOLDER, SPACE, WORKLOAD, Row, read_layouts, read_rows
+from benchmarks.page import fill, markdown
+from benchmarks.runs import print_json
 
 FIGURES = {"ttft_ms": "ms", "decode_p50_ms": "ms", "decode_p95_ms": "ms", "peak_rss_mb": "MB"}
 FEW = 5

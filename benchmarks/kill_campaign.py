@@ -33,7 +33,6 @@ from typing import Any
 
 import psutil
 import yaml
-from page import fill, table
 from sqlalchemy import select
 
 from nas.core import paths
@@ -51,6 +50,7 @@ from nas.testing.fake_plugin import fake_environment
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.page import fill, table
 from tests.support.postgres import CARELESS, server
 
 VICTIMS = ("launch", "worker", "agent", "runner")

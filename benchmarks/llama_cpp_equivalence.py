@@ -22,9 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from equivalence_tables import ALONE, FULL, MIXED, Row, arguments, fault_table, passed
-from page import fill, table
-from runs import digits, say
 
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint
@@ -37,6 +34,9 @@ from nas.testing.planted_faults import PLANTED_CHOICE, PLANTS, checkpoint
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.equivalence_tables import ALONE, FULL, MIXED, Row, arguments, fault_table, passed
+from benchmarks.page import fill, table
+from benchmarks.runs import digits, say
 from tests.support.short_training import STOCK as BYTE_LEVEL
 from tests.support.short_training import learned_checkpoint
 

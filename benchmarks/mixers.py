@@ -62,7 +62,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-from scipy.stats import t
+from scipy.stats import t  # type: ignore[import-untyped]
 
 from benchmarks.page import table, write_part
 from benchmarks.quality.calibration import last_rung
@@ -204,7 +204,7 @@ def collected(campaigns: Mapping[str, Campaign], planned: Sequence[Terms]) -> li
     `modelled`, the number of layouts that were proposed with a model; layouts of `fresh` quality; and `searched`,
     layout -> quality of the top rung by the seeds of the search, negative as in objectives.
     """
-    studies = []
+    studies: list[Recorded] = []
     for terms in planned:
         more: dict[str, Any] = {"side": terms.side, "trials": terms.trials}
         if (whole := campaigns[terms.side].report(terms)) is None:

@@ -39,14 +39,14 @@ LATE_S = 60.0
 _RANDOM = 100
 """Configurations of each family in which several values are odd at once."""
 
-_COMMON: Mapping[str, Any] = {
+_COMMON: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "vocab_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-_LLAMA: Mapping[str, Any] = {
+_LLAMA: dict[str, Any] = {
     **_COMMON,
     "intermediate_size": 96,
     "hidden_act": "silu",
@@ -60,20 +60,20 @@ _LLAMA: Mapping[str, Any] = {
     "mlp_bias": False,
     "quantization_config": None,
 }
-_SWITCH: Mapping[str, Any] = {
+_SWITCH: dict[str, Any] = {
     "use_sliding_window": True,
     "sliding_window": 8,
     "max_window_layers": 1,
     "layer_types": ["full_attention", "sliding_attention"],
 }
-_TYPES: Mapping[str, Any] = {
+_TYPES: dict[str, Any] = {
     **_LLAMA,
     "sliding_window": 8,
     "sliding_window_pattern": 2,
     "layer_types": ["sliding_attention", "full_attention"],
     "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
 }
-_GEMMA: Mapping[str, Any] = {
+_GEMMA: dict[str, Any] = {
     **_LLAMA,
     "hidden_activation": "gelu_pytorch_tanh",
     "sliding_window": 8,
@@ -83,8 +83,8 @@ _GEMMA: Mapping[str, Any] = {
     "final_logit_softcapping": 30.0,
     "use_bidirectional_attention": None,
 }
-_EXPERTS: Mapping[str, Any] = _LLAMA | {"num_experts_per_tok": 2}
-_QWEN_MOE: Mapping[str, Any] = {
+_EXPERTS: dict[str, Any] = _LLAMA | {"num_experts_per_tok": 2}
+_QWEN_MOE: dict[str, Any] = {
     **_EXPERTS,
     **_SWITCH,
     "num_experts": 4,
@@ -93,7 +93,7 @@ _QWEN_MOE: Mapping[str, Any] = {
     "mlp_only_layers": [1],
     "decoder_sparse_step": 1,
 }
-_LATENT: Mapping[str, Any] = {
+_LATENT: dict[str, Any] = {
     **_LLAMA,
     "kv_lora_rank": 32,
     "q_lora_rank": 48,
@@ -102,8 +102,8 @@ _LATENT: Mapping[str, Any] = {
     "v_head_dim": 16,
     "rope_interleave": True,
 }
-_GLM: Mapping[str, Any] = _LLAMA | {"attention_bias": True, "partial_rotary_factor": 0.5}
-_QWEN_3_5: Mapping[str, Any] = {
+_GLM: dict[str, Any] = _LLAMA | {"attention_bias": True, "partial_rotary_factor": 0.5}
+_QWEN_3_5: dict[str, Any] = {
     **_LLAMA,
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
@@ -113,7 +113,7 @@ _QWEN_3_5: Mapping[str, Any] = {
     "linear_conv_kernel_dim": 4,
     "partial_rotary_factor": 0.25,
 }
-_LONG: Mapping[str, Any] = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+_LONG: dict[str, Any] = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "arcee": _LLAMA | {"hidden_act": "relu2", "rope_scaling": _TYPES["rope_scaling"], "max_position_embeddings": 512},

@@ -37,6 +37,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
 from nas.core.family import (
     FAMILY,
+    PYTORCH,
     TRAINING,
     Family,
     Member,
@@ -67,7 +69,7 @@ from nas.model.nn.fit import Worker
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_model
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation, read_lines, write_lines
-from nas.train.posttrain.evaluate import PYTORCH, file_answerer
+from nas.train.posttrain.evaluate import file_answerer
 from nas.train.posttrain.generation import ALL, Respond, answerer, counts, exact_answers, grouped
 from nas.train.posttrain.merging import MergeSettings, merge
 from nas.train.posttrain.objective import answer_nats
@@ -253,7 +255,7 @@ def run_passes(options: argparse.Namespace) -> dict[str, Any]:
         began = time.process_time()
         for inputs, labels in passes:
             nats = answer_nats(model, inputs, labels)[0] if packed else padded_nats(model, inputs, labels)
-            nats.sum().backward()
+            torch.autograd.backward(nats.sum())
         return time.process_time() - began
 
     rows = []
@@ -416,15 +418,12 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
             merge([weights["sft"], weights["prefer"]], weights["pretrain"], settings, weights[name])
     compared = ("pretrain", "sft", "prefer", "ties")
     for name in compared:
-        answered(f"{name} {PYTORCH}", lambda path=weights[name]: pytorch(path))
+        answered(f"{name} {PYTORCH}", partial(pytorch, weights[name]))
     for name in reversed(compared):
         for quantisation in ("q4_0", "8da4w"):
-            answered(
-                f"{name} {quantisation}",
-                lambda name=name, quantisation=quantisation: file(name, weights[name], quantisation),
-            )
+            answered(f"{name} {quantisation}", partial(file, name, weights[name], quantisation))
     for name in sorted(set(MERGES) - {"ties"}):
-        answered(f"{name} {PYTORCH}", lambda path=weights[name]: pytorch(path))
+        answered(f"{name} {PYTORCH}", partial(pytorch, weights[name]))
     stages = {
         stage.kind: {
             "steps": stage.steps,

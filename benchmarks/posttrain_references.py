@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -172,9 +173,8 @@ def of_mergekit() -> dict[str, Any]:
         merged: list[list[float]] = get(method).merge_group(group, **fields).tolist()
         return merged
 
-    torch_bernoulli, torch.bernoulli = torch.bernoulli, bernoulli
     equal, unequal = [1 / 3] * 3, [0.5, 0.2, 0.9]
-    try:
+    with mock.patch.object(torch, "bernoulli", bernoulli):
         cases = [
             {"method": method, "weights": weights, "density": density, "value": merged(method, weights, density)}
             for method, weights, density in (
@@ -200,8 +200,6 @@ def of_mergekit() -> dict[str, Any]:
             del drawn_for[:]
             masks = [sparsify.della_magprune(model - base, density, epsilon).tolist() for model in models]
             sparse.append({"density": density, "epsilon": epsilon, "value": masks})
-    finally:
-        torch.bernoulli = torch_bernoulli
     batch = TensorBatch([tensor[None] for tensor in models])
     soup = get("linear").merge_batch(batch, weight=torch.tensor([[1.0, 3.0, 4.0]]), normalize=True)[0]
     return {

@@ -202,7 +202,7 @@ def train_bi_encoder(
         documents = model(*tokens.documents([document for _, document in chosen]))
         loss = F.cross_entropy(queries @ documents.T / TEMPERATURE, torch.arange(len(chosen)))
         optimiser.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimiser.step()
 

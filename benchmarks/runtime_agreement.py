@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,14 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from page import markdown
-from runs import DEADLINE_S, print_json, say
 
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.space import SearchSpace
 from nas.core.workload import Workload
-from nas.measure.runtimes.base import RandomWeights, Runtime
+from nas.measure.runtimes.base import Build, RandomWeights, Runtime
 from nas.measure.runtimes.executorch.runtime import EXECUTORCH
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.search.analysis.agreement import Coefficient, RankCorrelation, rank_correlation
@@ -42,6 +41,11 @@ from nas.search.proposers import Sampler
 from nas.search.spaces import load_space
 from nas.search.study.check import support_filter
 from nas.testing.run_plan import run_plan
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.page import markdown
+from benchmarks.runs import DEADLINE_S, print_json, say
 
 METRICS = ("ttft_ms", "decode_p50_ms", "latency_ms", "peak_rss_mb", "file_mb")
 RUNTIMES: tuple[Runtime, ...] = (LLAMA_CPP, EXECUTORCH)
@@ -114,7 +118,7 @@ def _layouts(space: SearchSpace, count: int, seed: int) -> list[Layout]:
 
 def _export(layouts: Sequence[Layout], workload: Workload, folder: Path) -> dict[tuple[int, str], Place]:
     patched = any(LLAMA_CPP.supports(layout).verdict == "patched" for layout in layouts)
-    builds = {FIRST: LLAMA_CPP.build(log=say, patched=patched), SECOND: EXECUTORCH.build(log=say)}
+    builds: dict[str, Build] = {FIRST: LLAMA_CPP.build(log=say, patched=patched), SECOND: EXECUTORCH.build(log=say)}
     places = {}
     for index, layout in enumerate(layouts):
         say(f"exporting {index + 1} of {len(layouts)}: {layout}")

@@ -33,13 +33,16 @@ from typing import Any
 
 import httpx
 import psutil
-from page import fill, table
 
 from nas.infra.store import agents
 from nas.infra.store.rows import Role
 from nas.infra.store.store import Store
 from nas.infra.web.tls import Certificates
 from nas.serve.api.serve import last_address
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.page import fill, table
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
 SOFT_FILES = 1024

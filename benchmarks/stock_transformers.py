@@ -176,7 +176,7 @@ def _padded_difference(model: Any, tokenizer: Any, side: str) -> float:
     tokenizer.padding_side = side
     batch = tokenizer(list(TEXTS[:4]), return_tensors="pt", padding=True)
     together = model(**batch).logits
-    differences = []
+    differences: list[float] = []
     for row, text in enumerate(TEXTS[:4]):
         alone = model(**tokenizer(text, return_tensors="pt")).logits[0]
         differences.append((together[row][batch.attention_mask[row].bool()] - alone).abs().max().item())

@@ -499,7 +499,8 @@ def _latency_tables(latency: Mapping[str, Any], joint: Sequence[Mapping[str, Any
 
 def _right(runs: Sequence[str]) -> NDArray[np.float64]:
     """Returns the share of seeds that answered each question."""
-    return np.mean([[mark == "1" for mark in run] for run in runs], axis=0)
+    share: NDArray[np.float64] = np.mean([[mark == "1" for mark in run] for run in runs], axis=0)
+    return share
 
 
 def _shares(runs: Sequence[str], kinds: NDArray[np.str_]) -> list[str]:

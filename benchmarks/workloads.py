@@ -13,15 +13,19 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
-
-from page import markdown
-from runs import Model, counts, decode_ms, exported, layout_called, print_json, runtime_option, say
 
 from nas.core.measurement import Figure
 from nas.core.stats import quantile, repetition_figure
 from nas.core.workload import Workload
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.page import markdown
+from benchmarks.runs import Model, counts, decode_ms, exported, layout_called, print_json, runtime_option, say
 
 GEN = 100
 CHANGES: dict[str, tuple[dict[str, Any], ...]] = {

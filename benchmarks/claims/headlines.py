@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.claims.rows import Row, mean, share
+from benchmarks.claims.rows import Relation, Row, mean, share
 from benchmarks.claims.world import Floats, World, snapshot
 from nas.core.comparison import CONFIDENCE
 from nas.search.analysis.headline import Headline, headline
@@ -60,7 +60,7 @@ def gain_rows(rng: np.random.Generator, studies: int) -> Iterator[Row]:
             where = f"30 candidates, the best {100 * gain:.0f} % faster, {_measured(second)}"
             if second:
                 yield mean("headline: stated gain - true gain", where, 0.0, off, slack=0.002)
-            relation = "is" if second else "at least"
+            relation: Relation = "is" if second else "at least"
             yield share("headline: all stated intervals hold", where, CONFIDENCE, covered, relation)
             yield share(
                 "headline: the named layout is called better and is not", where, 1 - CONFIDENCE, mistakes, "at most"

@@ -128,4 +128,4 @@ def _latency(runtime: FakeRuntime, layout: Layout) -> float:
     report = fake_runner.report(runtime._figures(layout, runtime.quantisations[0]), request)
     decode = report["decode_ns"]
     assert isinstance(decode, list) and isinstance(report["ttft_ms"], float)
-    return report["ttft_ms"] + 16 * min(decode) / 1e6
+    return float(report["ttft_ms"] + 16 * min(decode) / 1e6)

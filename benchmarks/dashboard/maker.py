@@ -137,12 +137,13 @@ def _opening(judge: Judge, trials: int) -> Iterator[dict[str, Any]]:
         }
         for device, id in DEVICES.items()
     ]
-    for payload in (
+    payloads: list[dict[str, Any]] = [
         {"what": Launched.what, "trials": trials, "warm_start": []},
         *calibrated,
         {"scales": {"figures": {PUBLISHED: figures, ATTENTION: figures}}},
         {"reference_point": CORNER},
-    ):
+    ]
+    for payload in payloads:
         yield _event(None, EventKind.STUDY, payload, _BEGAN)
 
 

@@ -16,16 +16,15 @@ from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
 
-from runs import say
-
-from faults.disturbances import Disturbances
-from faults.journal import Journal, Line
-from faults.kinds import KINDS
-from faults.scene import Draw, Scene
-from faults.stage import Post, Stage, admissions, stage
-from faults.verify import end_problems, scene_problems, unavailable
-from faults.watch import Watch
-from faults.work import Works, fingerprint, patiently
+from benchmarks.faults.disturbances import Disturbances
+from benchmarks.faults.journal import Journal, Line
+from benchmarks.faults.kinds import KINDS
+from benchmarks.faults.scene import Draw, Scene
+from benchmarks.faults.stage import Post, Stage, admissions, stage
+from benchmarks.faults.verify import end_problems, scene_problems, unavailable
+from benchmarks.faults.watch import Watch
+from benchmarks.faults.work import Works, fingerprint, patiently
+from benchmarks.runs import say
 from nas.core.errors import NasError
 from nas.infra.store import jobs
 from nas.infra.store.rows import JobState

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faults.replay import replay_after_end, second_self
-from faults.runtime import MAIN
-from faults.scene import Moment, Scene
-from faults.stage import AGENT
-from faults.work import Conduct, patiently
+from benchmarks.faults.replay import replay_after_end, second_self
+from benchmarks.faults.runtime import MAIN
+from benchmarks.faults.scene import Moment, Scene
+from benchmarks.faults.stage import AGENT
+from benchmarks.faults.work import Conduct, patiently
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.wire import EnrolRequest
 from nas.infra.store import agents, devices, outcomes, results, studies

@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable
 from typing import TypeVar
 
-from faults.scene import Scene
-from faults.stage import AGENT
-from faults.work import fingerprint, patiently
+from benchmarks.faults.scene import Scene
+from benchmarks.faults.stage import AGENT
+from benchmarks.faults.work import fingerprint, patiently
 from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.wire import Failure, HeartbeatRequest, Job, LeaseRequest, ResultRequest
 from nas.infra.store.rows import JobRow, JobState

@@ -35,12 +35,25 @@ class CampaignRuntime(FakeRuntime):
         """Exports whole models: the script makes no files from recipes."""
         return super().export(layout, quantisation, weights, destination)
 
-    def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
+    def plan(
+        self,
+        artifact: Artifact,
+        runner: Runner,
+        workload: Workload,
+        deadline_s: float,
+        reference: Artifact | None = None,
+    ) -> Plan:
         """Returns a run that succeeds at once."""
         return plan(runner, artifact.file, "right", 0.0, "check", deadline_s)
 
     def runner(
-        self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
+        self,
+        target: str,
+        features: Collection[str] | None = None,
+        patched: bool = False,
+        libc: str | None = None,
+        *,
+        images: bool = False,
     ) -> Runner:
         """Returns the script."""
         if patched:
@@ -77,7 +90,7 @@ def plugin(folder: Path) -> list[str]:
     package.mkdir(parents=True, exist_ok=True)
     (package / "METADATA").write_text(_METADATA)
     (package / "entry_points.txt").write_text(_ENTRY_POINTS)
-    return [str(folder), str(Path(__file__).parents[1])]
+    return [str(folder), str(Path(__file__).parents[2])]
 
 
 def __getattr__(name: str) -> CampaignRuntime:

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from faults.disturbances import Disturbance
-from faults.stage import Post, Stage
-from faults.watch import Watch
-from faults.work import Conduct, Order, Works, patiently
+from benchmarks.faults.disturbances import Disturbance
+from benchmarks.faults.stage import Post, Stage
+from benchmarks.faults.watch import Watch
+from benchmarks.faults.work import Conduct, Order, Works, patiently
 from nas.infra.store import jobs, outcomes
 from nas.infra.store.rows import JobRow
 

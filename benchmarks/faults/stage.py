@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from device_lab import ACCOUNT, Link, Machine, account, adbd, board, sshd, wired, within
 
-from faults.disk import Disk, database, mounted
-from faults.restarting import RestartedProcess
-from faults.runtime import plugin
+from benchmarks.faults.disk import Disk, database, mounted
+from benchmarks.faults.restarting import RestartedProcess
+from benchmarks.faults.runtime import plugin
 from nas.core.clock import SystemClock
 from nas.core.trust import Invitation
 from nas.infra.store import devices

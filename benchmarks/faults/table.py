@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from page import table
+from benchmarks.page import table
 
 _NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from faults.disturbances import Disturbances, cause
-from faults.kinds import DAMAGED, KINDS
-from faults.scene import Scene
-from faults.stage import Stage
-from faults.work import ENDS, KILLED, Order, fingerprint, judged, patiently
+from benchmarks.faults.disturbances import Disturbances, cause
+from benchmarks.faults.kinds import DAMAGED, KINDS
+from benchmarks.faults.scene import Scene
+from benchmarks.faults.stage import Stage
+from benchmarks.faults.work import ENDS, KILLED, Order, fingerprint, judged, patiently
 from nas.core.wire import OWN_FILE
 from nas.infra.store import devices, jobs, outcomes
 from nas.infra.store.rows import Attempt, Blame, CheckOutcome, DeviceEventKind, Health, JobRow, JobState

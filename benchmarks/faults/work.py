@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar
 
-from faults.runtime import MAIN, CampaignRuntime, plan
+from benchmarks.faults.runtime import MAIN, CampaignRuntime, plan
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.plan import InputFile, RawRun, Round

@@ -203,7 +203,7 @@ class Agreement:
 
 def agreement(scores: Calibration, families: Sequence[str] | None = None, seed: int = 0) -> Agreement:
     """Returns the agreement of both scores."""
-    rng, (count, seeds) = np.random.default_rng(seed), scores.long.shape
+    rng, count, seeds = np.random.default_rng(seed), len(scores.long), scores.long.shape[1]
     family_of = np.zeros(count) if families is None else np.unique(families, return_inverse=True)[1]
 
     def pairs_of(rows: NDArray[np.int_]) -> NDArray[np.bool_]:
@@ -296,7 +296,10 @@ def measured(
 
 
 def _results(trained: Mapping[str, Mapping[str, Any]]) -> dict[str, TrainResult]:
-    return {key: TrainResult.model_construct(scores=row["scores"]) for key, row in trained.items()}
+    return {
+        key: TrainResult.model_construct(scores=row["scores"])  # type: ignore[call-arg]  # pydantic's plugin wants all
+        for key, row in trained.items()
+    }
 
 
 def report(plan: Plan, trained: Mapping[str, Mapping[str, Any]]) -> str:

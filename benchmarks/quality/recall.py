@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
 from benchmarks.page import markdown, write_part
 from benchmarks.quality.studies import FOLDER, read, scratch_store

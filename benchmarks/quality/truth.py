@@ -552,7 +552,7 @@ def score_of_shown_values(pairs: int, values: int) -> float:
     The best such guess is a value's share among the pairs: the score is log(values) less the expected entropy of the
     shares of `pairs` uniform draws.
     """
-    entropy_sum = values * sum(
+    entropy_sum: float = values * sum(
         math.comb(pairs, count) * (values - 1) ** (pairs - count) / values**pairs * count / pairs * math.log(count)
         for count in range(1, pairs + 1)
     )

@@ -7,6 +7,7 @@ not promoted are in the table, too, and cost what others cost: a trial.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ class TableSampler(Sampler):
     def admits(self, layout: Layout) -> bool:
         return not super().contains(layout)
 
-    def draw(self, rng: Rng) -> Layout:
+    def draw(self, rng: Rng, until: float = math.inf) -> Layout:
         remaining = np.flatnonzero(self._remaining_mask)
         return self._layouts[int(remaining[int(rng.integers(len(remaining)))])]
 

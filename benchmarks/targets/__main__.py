@@ -12,6 +12,7 @@ import numpy as np
 import benchmarks.targets as package
 from benchmarks.targets import layouts, measuring, page, quality, table
 from nas.core.errors import NasError
+from nas.core.layout import Layout
 from nas.measure.farm.farm import this_machine
 
 
@@ -52,7 +53,7 @@ def main() -> int:
     return 0
 
 
-def _by_speed(drawn: list[layouts.Layout], folder: Path) -> list[layouts.Layout]:
+def _by_speed(drawn: list[Layout], folder: Path) -> list[Layout]:
     """Returns layouts in the order in which their quality is wanted: LFM2's, then the fastest ones of any target.
 
     So the fastest of those that are good enough is known for certain as soon as all faster ones are trained.

@@ -128,7 +128,7 @@ class KindCosts:
 
     def flips_by_chance(self) -> float:
         """Returns how many pairs `flips` has in the mean where all kinds cost the same, and targets are independent."""
-        targets, error = self.costs.shape[1], 1 - _SURE
+        targets, error = len(self.costs.T), 1 - _SURE
         return math.comb(len(KINDS), 2) * (1 - 2 * (1 - error) ** targets + (1 - 2 * error) ** targets)
 
 
@@ -170,8 +170,7 @@ def _parts(layout: Layout) -> list[float]:
 
 def _fit(parts: Array, logs: Array) -> Array:
     scaled = parts / np.exp(logs)[:, None]
-    costs: Array = np.linalg.lstsq(scaled, np.ones(len(logs)), rcond=None)[0]
-    return costs
+    return np.asarray(np.linalg.lstsq(scaled, np.ones(len(logs)), rcond=None)[0], np.float64)
 
 
 def repeated(times: Times, first: int, second: int) -> tuple[float, float]:

@@ -219,8 +219,8 @@ def report_errors(draws: int = 3) -> list[ReportErrors]:
             rest = Measured([layouts[names[row]] for row in others], phone[others], deviations[others])
             alone.append(float(HardwareModel(costs, rest).predict([layouts[name]]).mean[0]))
             factors.append(float(laptop[out] + np.median((phone - laptop)[others])))
-        forecasts_, truths = map(np.array, moved[len(names) - 1])
-        worst = int(np.argmax(np.abs(np.expm1(forecasts_ - truths))))
+        errors = np.abs(np.expm1(np.subtract(*moved[len(names) - 1])))
+        worst = int(np.argmax(errors))
         result.append(
             ReportErrors(
                 metric,
@@ -228,7 +228,7 @@ def report_errors(draws: int = 3) -> list[ReportErrors]:
                 {count: errors_of(*map(np.array, rows)) for count, rows in moved.items()},
                 errors_of(np.array(factors), phone),
                 errors_of(np.array(alone), phone),
-                (names[worst], float(np.abs(np.expm1(forecasts_ - truths)[worst]))),
+                (names[worst], float(errors[worst])),
             )
         )
     return result

@@ -103,9 +103,8 @@ function drawLayout({ cards }, card, trial) {
     const { body } = await cards[trial];
     if (card.dataset.trial === trial) card.replaceChildren(...body.cloneNode(true).childNodes);
   };
-  const failed = (error) => {
+  setTimeout(() => draw().catch((error) => {
     delete cards[trial]; // it is fetched again when the pointer comes back
     console.info(`not drawn: ${error.message}`);
-  };
-  setTimeout(() => draw().catch(failed), REST);
+  }), REST);
 }

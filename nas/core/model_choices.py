@@ -356,7 +356,7 @@ def _overlaps(space: SearchSpace, reach: Span) -> bool:
 
 def _counts(space: SearchSpace, frame: Frame, ffn: str, depth: int) -> dict[str, Range] | None:
     """Returns each feed-forward kind's count in a stack whose kind is chosen once; None: the limits forbid it."""
-    lead = min(frame.leading_dense, depth) if ffn != DENSE else 0
+    lead = min(frame.leading_dense, depth) if ffn == "moe" else 0
     counts = {ffn: depth - lead} | ({DENSE: lead} if lead else {})
     for block in space.ffn:
         if not space.limits.get(block.kind, Range()).holds(counts.get(block.kind, 0)):

@@ -301,7 +301,7 @@ def test_the_scan_for_reachable_counts_is_bounded(
 
 
 def test_frames_that_the_limits_forbid_are_counted_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = "{min: 32, max: 8192, step: 32}"
+    many = "{min: 64, max: 8192, step: 32}"
     text = GOOD.replace("d_model: 256", f"d_model: {many}").replace("vocab: 1024", f"vocab: {many}")
     work, counts = Counter[str](), frame._counts
 

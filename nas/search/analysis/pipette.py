@@ -160,7 +160,7 @@ def rank(results: Mapping[Place, Mapping[Layout, float]], layouts: Sequence[Layo
         costs = Costs(Workload(prompt=max(16, place.prefill), gen=max(1, place.decode)), kinds, unit.split("/")[0])
         logs = np.log([measured[layout] for layout in models])
         model = HardwareModel(costs, Measured(models, logs, np.zeros(len(models))))
-        error = float(np.abs(np.expm1(model.left_out().mean - logs)).mean())
+        error = float(np.abs(np.expm1(model.left_out().mean - model.measured.logs)).mean())  # of many, some
         estimate = model.predict(layouts)
         low, high = estimate.mean - Z95 * estimate.sd, estimate.mean + Z95 * estimate.sd
         rows = np.exp(np.stack([estimate.mean, low, high], axis=1))
