@@ -77,7 +77,7 @@ def test_a_slow_server_is_not_asked_again_before_it_answers(lab: LiveLab, live: 
     live_page.clock.install()
     show(live_page, f"{live}/study")
     waiting: list[Route] = []
-    live_page.route("**/studies/study/now", waiting.append)
+    live_page.route("**/studies/study/now", lambda route: waiting.append(route))
     live_page.clock.run_for(30_000)
     live_page.wait_for_timeout(500)
     assert len(waiting) == 1

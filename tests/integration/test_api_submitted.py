@@ -82,7 +82,8 @@ def test_a_study_outlives_the_coordinator_that_started_it(lab: Lab, monkeypatch:
         monkeypatch.setenv("NAS_SERVER", address.url)
         space = str(lab.folder / "tiny.yaml")
         with log_shown(lab), running(lab, "launch", "--space", space, "--study", "mine", "-n", "1", "--json") as launch:
-            until(lambda: proposed(lab) > 0, LIMIT_S)
+            until(lambda: proposed(lab) > 0 or launch.poll() is not None, LIMIT_S)
+            assert launch.poll() is None, launch.communicate()
             first.send_signal(signal.SIGKILL)
             first.wait()
             with coordinator(lab, "--port", address.url.rpartition(":")[2]):
