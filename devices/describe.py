@@ -68,8 +68,9 @@ def describe(
     """Returns the device that `reader` reads, in one exchange.
 
     Its id is made of the name of the processor, phone or board and a hash of what distinguishes it from others of its
-    kind (/etc/machine-id, serial numbers), so it survives reboots and new host names, and cores that sleep. A phone
-    whose serial number is a placeholder is told from others by Android's own id, which a factory reset changes.
+    kind (/etc/machine-id, serial numbers), so it survives reboots and new host names, and cores that sleep.
+    Some makers give all phones one serial number: these are told apart by Android's own id, which a factory reset
+    changes.
 
     Args:
         reader: reads the device's files.
@@ -94,7 +95,7 @@ def describe(
     model = sanitise(_phone(android) if android else _model(readings, machine))
     serial = android.get("ro.serialno") or android.get("ro.boot.serialno") or ""
     unread: dict[str, str] = {}
-    if android and _is_placeholder(serial):
+    if android and _is_shared(serial):
         settings = Readings.take(reader, (), (_ANDROID_ID,))
         android_id = _unless_unread("android_id", lambda: _output(settings, _ANDROID_ID, "[0-9a-f]{1,16}"), unread)
         serial = android_id or serial
@@ -230,7 +231,7 @@ def _os(readings: Readings, android: Mapping[str, str]) -> str:
     return f"{name}, kernel {kernel}" if kernel else name
 
 
-def _is_placeholder(serial: str) -> bool:
+def _is_shared(serial: str) -> bool:
     text = serial.lower()
     return text == "unknown" or len(set(text)) == 1 or any(text in counted for counted in _COUNTED)
 

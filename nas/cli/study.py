@@ -203,7 +203,7 @@ def hardware(
     """
     if results is not None:
         if start is not None:
-            raise InvalidInput("cannot be combined with --results, whose models begin anew", where="--from")
+            raise InvalidInput("cannot be combined with --results, which fits models of its own", where="--from")
         _elsewhere(study, results, db, json)
         return
     with open_store(db) as store:

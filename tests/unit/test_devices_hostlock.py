@@ -191,7 +191,7 @@ def test_yield_is_free_when_nobody_waits(tmp_path: Path) -> None:
 
 
 def test_a_lock_in_use_does_not_look_old(tmp_path: Path) -> None:
-    """systemd-tmpfiles removes what is ten days old from /tmp: who opens the lock anew would not see its holders."""
+    """systemd-tmpfiles removes what is ten days old from /tmp: the next process would lock another file."""
     lock = HostLock(tmp_path)
     with lock.shared():
         pass

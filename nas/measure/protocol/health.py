@@ -132,7 +132,7 @@ class HealthKeeper:
                 self.step()
             except NasError as error:
                 log.warning("devices cannot be checked now: %s", error)
-            except Exception:  # a row that another version wrote
+            except (OSError, ValueError, TypeError, LookupError):  # a row that another version wrote
                 log.exception("devices cannot be checked now")
 
     def step(self) -> None:
