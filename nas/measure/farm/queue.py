@@ -313,12 +313,8 @@ class LeaseMonitor:
                     self.notifier.wake(jobs.with_work(self._store, waited_for))
             except NasError as error:
                 log.warning("the job table cannot be read: %s", error)
-            except (
-                OSError,
-                ValueError,
-                TypeError,
-                LookupError,
-            ):  # a row that another version wrote; no other thread takes leases back
+            except (OSError, ValueError, TypeError, LookupError):
+                # A row that another version wrote; no other thread takes leases back.
                 log.exception("the job table cannot be read")
             count = self.notifier.wait(count, _POLL_S)
 
