@@ -4,26 +4,28 @@
     python -m benchmarks.mixers again FOLDER [--members 3]                                                     # then
     python -m benchmarks.mixers report [FOLDER] [--page docs/measured/mixers.md]
 
-The first two say how long they take; stopped or killed, they continue with the same command. `report FOLDER` is of the
+The first two say how long they take; stopped or killed, they continue with the same command. Searches that are recorded
+as complete are not run again, so another machine can continue too, in a folder of its own. `report FOLDER` is of the
 searches as they are now.
 
 The LFM2 report (arXiv:2511.23404, section 2) found that the others add nothing. Two spaces are searched with equal
-trials, in one database, so that both have the same figures of the references: `all`, the base with each of its families
-of mixers, and `plain`, the same with convolutions and grouped-query attention alone. Neither has anchors: those are
-layouts of the space, and qualities of two spaces would be of two scales. No two searches have the same seed: those of
-one seed would draw alike, and would not be independent.
+trials: `all`, the base with each of its families of mixers, and `plain`, the same with convolutions and grouped-query
+attention alone. Searches of one folder are a batch: they have one database, one device and the same figures of the
+references. Neither space has anchors: those are layouts of the space, and qualities of two spaces would be of two
+scales. No two searches have the same seed: those of one seed would draw alike, and would not be independent.
 
 V of a search is the hypervolume of its complete layouts with quality on fresh seeds, from one corner for all searches.
 With several searches of each space the plain one loses
 
     1 - exp(mean log V(plain) - mean log V(all)).
 
-Its interval is Student's, with searches as the independent units, so it holds both the luck of a search and the noise
-of figures. Decided before the first search: a chance of 95 % or more of a loss of 1 % or more shows that the others add
-something, one of 5 % or less that they add nothing at this resolution; what is between is undecided. By simulation,
-four searches of each space that differ by 1.5 % (standard deviation) show a true loss of 5 % in 96 % of cases, those
-that differ by 5 % in 27 %, and one of 20 % always; of searches that differ by 5 %, equal spaces are called equal in 8 %
-of cases, and different in 3 %. So "undecided" is likely unless the loss is large.
+The means are those of least squares with an effect of each batch. The interval is Student's, with searches as the
+independent units, so it holds both the luck of a search and the noise of figures. Decided before the first search: a
+chance of 95 % or more of a loss of 1 % or more shows that the others add something, one of 5 % or less that they add
+nothing at this resolution; what is between is undecided. By simulation, four searches of each space that differ by
+1.5 % (standard deviation) show a true loss of 5 % in 96 % of cases, those that differ by 5 % in 27 %, and one of 20 %
+always; of searches that differ by 5 %, equal spaces are called equal in 8 % of cases, and different in 3 %. So
+"undecided" is likely unless the loss is large.
 
 The report also has what shows whether this answer depends on a choice; none of it decides. Corners are moved in
 quality. Figures of the device are those that the search chose layouts by, or of a second measurement. V after half of
@@ -48,13 +50,14 @@ a device. Studies are in benchmarks/recorded/mixers.json.gz, these trainings in 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -239,17 +242,25 @@ def terms_of(seeds: Iterable[int], trials: int) -> list[Terms]:
 
 
 def run(folder: Path, base: str, seeds: Sequence[int], trials: int, path: Path = RECORDED) -> None:
-    """Searches both spaces once for each seed; records the studies as far as they are whenever one has ended."""
+    """Searches both spaces once for each seed, but what is recorded as complete; records each that has ended."""
     content = yaml.safe_load(space_text(base))
     campaigns = {side: campaign(folder, side, space(content, side)) for side in SIDES}
+    before = load(path) if path.is_file() else []
+    complete = {study["study"]: study for study in complete_searches(before) if study["trials"] == trials}
     all_terms = terms_of(seeds, trials)
+    waiting = [terms for terms in all_terms if terms.study not in complete]
     for side, searches in campaigns.items():
-        searches.tell([terms for terms in all_terms if terms.side == side])
-    others = [study for study in load(path) if study["side"] not in SIDES] if path.is_file() else []
-    write([*collected(campaigns, all_terms), *others], path)
-    for terms in all_terms:
+        searches.tell([terms for terms in waiting if terms.side == side])
+
+    def record() -> None:
+        studies = complete | {study["study"]: study for study in collected(campaigns, waiting)}
+        others = [study for study in before if study["side"] not in SIDES]
+        write([*(studies[terms.study] for terms in all_terms), *others], path)
+
+    record()
+    for terms in waiting:
         campaigns[terms.side].run([terms])
-        write([*collected(campaigns, all_terms), *others], path)
+        record()
 
 
 def again(folder: Path, members: int, minutes: float, path: Path = RECORDED) -> None:
@@ -336,7 +347,6 @@ def measured_again(searches: Sequence[Recorded], second: Recorded) -> list[Recor
     return [
         {
             **study,
-            "devices": [*study.get("devices", ()), *second.get("devices", ())],
             "told": [
                 {**row, "objectives": {**row["objectives"], **figures[row["layout"]]}}
                 for row in study["told"]
@@ -347,8 +357,21 @@ def measured_again(searches: Sequence[Recorded], second: Recorded) -> list[Recor
     ]
 
 
-def volumes(searches: Sequence[Recorded], shift: float = 0.0, trials: int | None = None) -> dict[str, list[float]]:
-    """Returns side -> the hypervolume of each search, from one corner.
+class Volume(NamedTuple):
+    """Hypervolume of a search of a batch and a side."""
+
+    batch: str
+    side: str
+    value: float
+
+
+def batch_of(study: Recorded) -> str:
+    """Returns what all searches of a database have, and no others: their device, and figures of the references."""
+    return json.dumps([study.get("devices"), study.get("references")], sort_keys=True)
+
+
+def volumes(searches: Sequence[Recorded], shift: float = 0.0, trials: int | None = None) -> list[Volume]:
+    """Returns the hypervolumes of searches, from one corner, which is relative to the batch's published reference.
 
     Args:
         searches: that have ended.
@@ -356,28 +379,27 @@ def volumes(searches: Sequence[Recorded], shift: float = 0.0, trials: int | None
         trials: of so many proposals alone, with the quality that the search knew; None: of all, on fresh seeds.
 
     Raises:
-        InvalidInput: the searches are of several devices, or one has no layout inside of the corner.
+        InvalidInput: a search has no layout inside of the corner.
     """
-    corner = _corner(searches, shift)
-    sides: dict[str, list[float]] = {side: [] for side in SIDES}
+    inside, corner = list[Volume](), worst_point(searches) if searches else {}
     for study in searches:
-        inside = volume(fresh(study) if trials is None else searched(study, trials), corner)
-        if not inside:
+        rows = fresh(study) if trials is None else searched(study, trials)
+        value = volume(rows, {**corner, "quality": corner["quality"] + shift})
+        if not value:
             raise InvalidInput(f"{study['study']}: no layout is better than the corner of hypervolumes in everything")
-        sides[study["side"]].append(inside)
-    return sides
-
-
-def _corner(searches: Sequence[Recorded], shift: float = 0.0) -> dict[str, float]:
-    if len(devices := {*chain.from_iterable(study.get("devices", ()) for study in searches)}) > 1:
-        raise InvalidInput(f"studies of several devices cannot be compared: {', '.join(sorted(devices))}")
-    corner = worst_point(searches)
-    return {**corner, "quality": corner["quality"] + shift}
+        inside.append(Volume(batch_of(study), study["side"], value))
+    return inside
 
 
 def pairs(searches: Sequence[Recorded]) -> NDArray[np.float64]:
-    """Returns [S, S] the hypervolume of two searches together on fresh seeds, those of `plain` first."""
-    corner = _corner(searches)
+    """Returns [S, S] the hypervolume of two searches together on fresh seeds, those of `plain` first.
+
+    Raises:
+        InvalidInput: the searches are of several batches.
+    """
+    if len({*map(batch_of, searches)}) > 1:
+        raise InvalidInput("searches of several batches")
+    corner = worst_point(searches)
     rows = [fresh(study) for side in ("plain", "all") for study in searches if study["side"] == side]
     return np.array([[volume([*one, *other], corner) for other in rows] for one in rows])
 
@@ -401,17 +423,26 @@ class Loss(NamedTuple):
     deals: float
 
     @staticmethod
-    def of(sides: Mapping[str, Sequence[float]]) -> Loss:
-        """Returns the loss of the hypervolumes of both sides' searches, two or more of each."""
-        plain, every = (np.log(sides[side]) for side in ("plain", "all"))
-        dof, pooled = len(plain) + len(every) - 2, np.concatenate([plain, every])
-        variance = (plain.var() * len(plain) + every.var() * len(every)) / dof
-        error = math.sqrt(variance * (1 / len(plain) + 1 / len(every)))
+    def of(volumes: Sequence[Volume]) -> Loss:
+        """Returns the loss of hypervolumes by least squares with an effect of each batch.
 
-        def difference(group: Sequence[int], others: Sequence[int]) -> float:
-            return float(pooled[list(group)].mean() - pooled[list(others)].mean())
-
-        return Loss._of(difference, len(plain), len(every), error, dof)
+        Raises:
+            InvalidInput: no batch has searches of both sides, or one alone has, with one of each.
+        """
+        batch = np.array([search.batch for search in volumes])
+        within = batch[:, None] == batch
+        centre = np.eye(len(volumes)) - within / within.sum(1)  # takes the batch's mean from each
+        logs = centre @ np.log([search.value for search in volumes])
+        plain = np.array([search.side == "plain" for search in volumes])
+        dof, weight = len(volumes) - len(set(batch)) - 1, float(plain @ centre @ plain)
+        if dof < 1 or not weight:
+            raise InvalidInput("it takes two searches of each space in one batch, or one of each in two batches")
+        value = float(plain @ logs) / weight
+        error = math.sqrt(float(np.sum((logs - centre @ plain * value) ** 2)) / dof / weight)
+        places = [np.flatnonzero(batch == name) for name in dict.fromkeys(batch)]
+        groups = product(*(combinations(of_batch, int(plain[of_batch].sum())) for of_batch in places))
+        deals = [float(sum(logs[[*chain.from_iterable(group)]])) / weight for group in groups]
+        return Loss._of(value, deals, error, dof)
 
     @staticmethod
     def of_pairs(volumes: NDArray[np.float64], plain: int) -> Loss:
@@ -441,19 +472,16 @@ class Loss(NamedTuple):
                 difference(*([place for place in group if place != absent] for group in sides)) for absent in side
             ]
             variance += float(np.var(without)) * (len(side) - 1)
-        return Loss._of(difference, plain, count - plain, math.sqrt(variance), min(map(len, sides)) - 1)
+        deals = [
+            difference(group, [place for place in range(count) if place not in group])
+            for group in combinations(range(count), plain)
+        ]
+        return Loss._of(deals[0], deals, math.sqrt(variance), min(map(len, sides)) - 1)
 
     @staticmethod
-    def _of(
-        difference: Callable[[Sequence[int], Sequence[int]], float], plain: int, every: int, error: float, dof: int
-    ) -> Loss:
-        """Returns the loss of a difference of logarithms, a function of both sides' places: first `plain`, then all."""
-        places = range(plain + every)
-        deals = [
-            difference(group, [place for place in places if place not in group])
-            for group in combinations(places, plain)
-        ]
-        log_difference, half = deals[0], t_critical(0.95, dof) * error
+    def _of(log_difference: float, deals: Sequence[float], error: float, dof: int) -> Loss:
+        """Returns the loss of a difference of logarithms, and the same of all ways to deal searches to sides."""
+        half = t_critical(0.95, dof) * error
         low, value, high = (-math.expm1(log_difference + off) for off in (half, 0.0, -half))
         chance = float(t.cdf((math.log1p(-LOSS) - log_difference) / error, dof)) if error else float(value >= LOSS)
         return Loss(value, low, high, chance, float(np.mean(np.array(deals) <= log_difference + 1e-12)))
@@ -562,21 +590,21 @@ def report(studies: Sequence[Recorded], trained: Iterable[Mapping[str, Any]] = (
     """Returns what is estimated, losses and the answer, how far studies are, mixers on the front, and ablations."""
     trials = {study["trials"] for study in studies if study["side"] in SIDES}
     marks = sorted({count for of_study in trials for count in (of_study // 2, of_study)})
-    sides = [[study for study in complete_searches(studies) if study["side"] == side] for side in SIDES]
-    compared = [study for searches in sides for study in searches[: min(map(len, sides))]]
+    compared = complete_searches(studies)
     progress = _progress(studies, marks, compared)
-    if len(compared) < 2 * len(SIDES):
-        return progress + "\nNo losses: fewer than two searches have ended in both spaces.\n"
+    try:
+        Loss.of([Volume(batch_of(study), study["side"], 1.0) for study in compared])
+    except InvalidInput as error:
+        return f"{progress}\nNo losses: {error}.\n"
     layouts = front(compared)
     mixers = [{mixer.kind for layer in Layout.parse(text).layers for mixer in layer.mixers} for text in layouts]
     kinds = sorted(set().union(*mixers))
     shares = [(kind, f"{sum(kind in layout for layout in mixers)} of {len(mixers)}") for kind in kinds]
     parts = [
         f"Estimated: what share of its hypervolume V a search of {max(trials)} trials by {EHVI} loses where mixers are"
-        f" {' and '.join(PLAIN)} alone: 1 less the ratio of the geometric means of V over {len(compared) // 2} searches"
-        " of either space. Quality is that of small proxies.\n",
+        f" {' and '.join(PLAIN)} alone: 1 less the ratio of the geometric means of V over the searches of both spaces,"
+        f" of {len({*map(batch_of, compared)})} batches. Quality is that of small proxies.\n",
         _losses(compared, marks, next((study for study in studies if study["side"] == AGAIN), None)),
-        _references(compared),
         progress,
         table(("mixer", "layouts on the front of all"), shares),
     ]
@@ -587,16 +615,18 @@ def report(studies: Sequence[Recorded], trained: Iterable[Mapping[str, Any]] = (
 
 def _progress(studies: Sequence[Recorded], marks: Sequence[int], compared: Sequence[Recorded]) -> str:
     """Returns a row for each study: how far it is, and its hypervolumes where it is compared."""
-    corner, rows = worst_point(compared) if compared else {}, []
+    corner, rows = worst_point(compared) if compared else {}, list[tuple[object, ...]]()
+    batches = list(dict.fromkeys(map(batch_of, studies)))
     for study in studies:
         sets = [*(searched(study, mark) for mark in marks), fresh(study)]
         volumes = [f"{volume(layouts, corner):.4g}" if study in compared else "-" for layouts in sets]
         trials = f"{len(proposed(study))} of {study['trials']}"
         counts = (trials, study.get("modelled", "-"), len(complete(study)))
         hours = f"{study.get('elapsed_s', 0.0) / 3600:.1f}"
-        rows.append((study["side"], study["seed"], study["state"], *counts, *volumes, hours))
+        batch = batches.index(batch_of(study)) + 1 if study.get("devices") else "-"
+        rows.append((study["side"], study["seed"], batch, study["state"], *counts, *volumes, hours))
     heads = (*(f"V after {mark}" for mark in marks), "V, fresh seeds")
-    return table(("space", "seed", "state", "trials", "by a model", "complete", *heads, "hours"), rows)
+    return table(("space", "seed", "batch", "state", "trials", "by a model", "complete", *heads, "hours"), rows)
 
 
 def _losses(compared: Sequence[Recorded], marks: Sequence[int], second: Recorded | None) -> str:
@@ -607,7 +637,8 @@ def _losses(compared: Sequence[Recorded], marks: Sequence[int], second: Recorded
     if second is not None:
         ways["fresh seeds, measured again"] = lambda: _loss(measured_again(compared, second))
     ways |= {f"the search's seeds, first {mark} trials": partial(_loss, compared, 0.0, mark) for mark in marks}
-    ways["fresh seeds, two searches together"] = lambda: Loss.of_pairs(pairs(compared), len(compared) // 2)
+    plain = sum(study["side"] == "plain" for study in compared)
+    ways["fresh seeds, two searches together"] = lambda: Loss.of_pairs(pairs(compared), plain)
     answer, rows = "undecided", list[tuple[str, ...]]()
     for name, compute in ways.items():
         try:
@@ -625,26 +656,6 @@ def _losses(compared: Sequence[Recorded], marks: Sequence[int], second: Recorded
 
 def _loss(compared: Sequence[Recorded], shift: float = 0.0, trials: int | None = None) -> Loss:
     return Loss.of(volumes(compared, shift, trials))
-
-
-def _references(compared: Sequence[Recorded]) -> str:
-    """Returns whether the references have the same figures in all searches, and those that have not."""
-    values: dict[str, list[float | None]] = {}
-    for study in compared:
-        for name, objectives in study.get("references", {}).items():
-            for objective, value in objectives.items():
-                values.setdefault(f"{objective} of {name}", []).append(value)
-    different = [
-        f"{name} ({', '.join(sorted(map(str, {*of_studies})))})"
-        for name, of_studies in values.items()
-        if len({*of_studies}) > 1 or len(of_studies) < len(compared)
-    ]
-    if different or not values:
-        return (
-            f"**The references' figures are not the same in all searches**: {'; '.join(different) or 'not recorded'}."
-            " Losses have the noise of what searches are compared with, too.\n"
-        )
-    return "The references' figures are the same in all searches.\n"
 
 
 def main() -> int:

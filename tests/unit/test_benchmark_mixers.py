@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from numpy.typing import NDArray
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_ind, ttest_rel
 from store_support import open_store
 from study_support import TINY, Bed, tiny_space
 
@@ -23,6 +23,7 @@ from benchmarks.mixers import (
     AGAIN,
     BASE,
     Loss,
+    Volume,
     ablations,
     again,
     campaign,
@@ -31,6 +32,7 @@ from benchmarks.mixers import (
     front,
     measured_again,
     measuring,
+    pairs,
     report,
     run,
     searched,
@@ -40,10 +42,12 @@ from benchmarks.mixers import (
 )
 from benchmarks.real_study import TABLE
 from benchmarks.search.recorded import Recorded, load, write
+from benchmarks.study.campaign import Campaign
 from benchmarks.study.terms import Terms
 from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput
 from nas.core.pareto import hypervolume
+from nas.core.stats import t_critical
 from nas.search.analysis.report import study_report
 from nas.search.spaces import parse_space, space_text
 from nas.testing.fake_runtime import FakeRuntime
@@ -71,21 +75,50 @@ def searches(plain: Sequence[str], *every: str) -> list[Recorded]:
 
 
 def test_losses_are_of_mean_logarithms_of_hypervolume() -> None:
-    sides = volumes(searches(["random", "optuna-nsga2"], "ehvi", "cache-evolution"))
-    loss = Loss.of(sides)
-    means = {side: math.exp(fmean(map(math.log, values))) for side, values in sides.items()}
-    assert loss.value == pytest.approx(1 - means["plain"] / means["all"])
-    expected = ttest_ind(np.log(sides["plain"]), np.log(sides["all"])).confidence_interval(0.95)
+    inside = volumes(searches(["random", "optuna-nsga2"], "ehvi", "cache-evolution"))
+    loss = Loss.of(inside)
+    plain, every = ([math.log(search.value) for search in inside if search.side == side] for side in ("plain", "all"))
+    assert loss.value == pytest.approx(1 - math.exp(fmean(plain) - fmean(every)))
+    expected = ttest_ind(plain, every).confidence_interval(0.95)
     assert (loss.low, loss.high) == pytest.approx((-math.expm1(expected.high), -math.expm1(expected.low)))
     assert loss.deals in (1 / 6, 2 / 6) and 0.5 < loss.chance < 1
-    same = Loss.of({"plain": [1.0, 2.0], "all": [2.0, 1.0]})
+    same = Loss.of(batch(plain=[1.0, 2.0], every=[2.0, 1.0]))
     assert same.value == pytest.approx(0) and same.low < 0 < same.high and same.deals > 0.5
+
+
+def batch(plain: Sequence[float], every: Sequence[float], name: str = "") -> list[Volume]:
+    return [Volume(name, side, value) for side, values in (("plain", plain), ("all", every)) for value in values]
+
+
+def test_searches_are_compared_within_batches() -> None:
+    """As least squares with a column for each batch and one for the plain side, and as the t-test of pairs."""
+    inside = [*batch([1.0, 1.2], [1.1], "a"), *batch([2.0], [2.6, 2.1, 2.3], "b"), *batch([], [9.0, 8.0], "c")]
+    rows = [[*(search.batch == name for name in "abc"), search.side == "plain"] for search in inside]
+    columns = np.array(rows, float)
+    logs = np.log([search.value for search in inside])
+    (*_, expected), (squares,), rank, _ = np.linalg.lstsq(columns, logs)
+    variance = squares / (len(inside) - rank) * np.linalg.inv(columns.T @ columns)[3, 3]
+    loss = Loss.of(inside)
+    assert loss.value == pytest.approx(1 - math.exp(expected))
+    half = t_critical(0.95, len(inside) - rank) * math.sqrt(variance)
+    assert (loss.low, loss.high) == pytest.approx((1 - math.exp(expected + half), 1 - math.exp(expected - half)))
+    assert loss.deals * 3 * 4 == pytest.approx(round(loss.deals * 3 * 4))
+
+    values = [(1.0, 1.1), (2.0, 2.6), (0.5, 0.6)]
+    paired = [search for plain, every in values for search in batch([plain], [every], f"{plain}")]
+    interval = ttest_rel(*np.log(values).T).confidence_interval(0.95)
+    loss = Loss.of(paired)
+    assert (loss.low, loss.high) == pytest.approx((1 - math.exp(interval.high), 1 - math.exp(interval.low)))
+    assert loss.deals == 1 / 8
+    for few in ([], batch([1.0], [1.1]), [*batch([1.0, 2.0], [], "a"), *batch([], [1.0, 2.0], "b")]):
+        with pytest.raises(InvalidInput, match="it takes two searches of each space in one batch"):
+            Loss.of(few)
 
 
 def test_the_corner_can_be_moved() -> None:
     studies = searches(["random"], "ehvi")
     near, usual, far = (volumes(studies, shift) for shift in (-0.01, 0.0, 0.01))
-    assert all(near[side][0] < usual[side][0] < far[side][0] for side in usual)
+    assert near[0].value < usual[0].value < far[0].value
     with pytest.raises(InvalidInput, match="no layout is better than the corner"):
         volumes(studies, -9.0)
 
@@ -106,7 +139,7 @@ def volume_of(*searches: Layouts) -> float:
 
 
 def loss_of(plain: Sequence[Layouts], every: Sequence[Layouts]) -> Loss:
-    return Loss.of({"plain": list(map(volume_of, plain)), "all": list(map(volume_of, every))})
+    return Loss.of(batch([*map(volume_of, plain)], [*map(volume_of, every)]))
 
 
 def loss_of_pairs(plain: Sequence[Layouts], every: Sequence[Layouts]) -> Loss:
@@ -175,7 +208,7 @@ def test_hypervolume_over_trials_is_of_the_quality_that_the_search_knew() -> Non
     assert rows[0]["objectives"]["latency"] == complete[0]["objectives"]["latency"]
     half = searched(search, 30)
     assert 0 < len(half) < len(rows) and half == rows[: len(half)]
-    after = [volumes([search], trials=count)["plain"][0] for count in (30, 60)]
+    after = [volumes([search], trials=count)[0].value for count in (30, 60)]
     assert 0 < after[0] <= after[1]
 
 
@@ -222,12 +255,33 @@ def test_a_second_measurement_takes_the_place_of_the_first() -> None:
         assert after["objectives"] == {**before["objectives"], "latency": before["objectives"]["latency"] + 0.1}
 
 
-def test_devices_are_not_mixed() -> None:
+def test_searches_of_a_database_are_a_batch() -> None:
     one, other = searches(["random"], "ehvi")
-    with pytest.raises(InvalidInput, match="several devices"):
-        volumes(measured_again([{**one, "devices": ["intel-2"]}], {**other, "devices": ["amd-1"]}))
-    with pytest.raises(InvalidInput, match="several devices cannot be compared: amd-1, intel-2"):
-        volumes([{**one, "devices": ["intel-2"]}, {**other, "devices": ["amd-1"]}])
+    of_two = [{**one, "devices": ["intel-2"]}, {**other, "devices": ["amd-1"]}]
+    assert len({search.batch for search in volumes(of_two)}) == 2
+    with pytest.raises(InvalidInput, match="several batches"):
+        pairs(of_two)
+    of_two = [{**study, "devices": ["amd-1"], "references": {"published": {"latency": 10.0}}} for study in of_two]
+    assert len({search.batch for search in volumes(of_two)}) == 1
+    drifted = {**of_two[0], "references": {"published": {"latency": 10.2}}}
+    assert len({search.batch for search in volumes([*of_two, drifted])}) == 2
+
+
+def test_complete_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another machine: of four searches two are recorded as complete, one of them with other trials."""
+    launched: list[str] = []
+    monkeypatch.setattr(Campaign, "run", lambda self, terms: launched.extend(search.study for search in terms))
+    before = [
+        {**study, "study": f"{study['side']}-ehvi-{seed}", "seed": seed, "trials": trials}
+        for study, seed, trials in zip(searches(["random"], "ehvi"), (1000, 0), (4, 2), strict=True)
+    ]
+    second = {**before[0], "side": AGAIN, "study": "again-ehvi-0"}
+    write([*before, second], tmp_path / "table.json")
+    run(tmp_path / "studies", str(BASE), [0, 1], 4, tmp_path / "table.json")
+    assert launched == ["all-ehvi-0", "plain-ehvi-1001", "all-ehvi-1"]
+    after = load(tmp_path / "table.json")
+    assert [study["study"] for study in after] == ["all-ehvi-0", "plain-ehvi-1000", *launched[1:], "again-ehvi-0"]
+    assert [study["state"] for study in after] == ["not begun", "complete", "not begun", "not begun", "complete"]
 
 
 def test_what_is_taken_out_of_a_layout() -> None:
@@ -275,8 +329,8 @@ def test_the_report_says_how_far_searches_are_that_have_not_ended(tmp_path: Path
     }
     studies: list[Recorded] = [{**going, "state": "stopped", "told": going["told"][:32]}, nothing]
     text = report(studies)
-    assert "| plain | 0 | stopped | 30 of 60 |" in text
-    assert "| all | 0 | not begun | 0 of 60 | - | 0 | - | - | - | 0.0 |" in text
+    assert "| plain | 0 | - | stopped | 30 of 60 |" in text
+    assert "| all | 0 | - | not begun | 0 of 60 | - | 0 | - | - | - | 0.0 |" in text
     assert "No losses" in text
     assert "No losses" in report([going, waiting])  # of one seed
     write([*studies, waiting], tmp_path / "table.json")
@@ -290,7 +344,7 @@ def test_the_report_says_how_far_searches_are_that_have_not_ended(tmp_path: Path
 def test_the_report_says_what_is_estimated_how_and_from_what() -> None:
     figures = {"published": {"latency": 10.0}, "attention": {"latency": 12.5}}
     studies: list[Recorded] = [
-        {**study, "modelled": 40 + number, "references": figures}
+        {**study, "modelled": 40 + number, "references": figures, "devices": ["intel-2"]}
         for number, study in enumerate(searches(["random"] * 3, "ehvi", "ehvi", "ehvi"))
     ]
     studies = [
@@ -299,18 +353,16 @@ def test_the_report_says_what_is_estimated_how_and_from_what() -> None:
     ]
     text = report(studies)
     assert text.startswith("Estimated: what share of its hypervolume V a search of 60 trials by ehvi loses")
-    assert "are conv and gqa alone" in text and "over 3 searches" in text
+    assert "are conv and gqa alone" in text and "of 1 batches" in text
     assert "Answer, by the first row: the other mixers add something." in text  # equal searches have no variance
     assert "| fresh seeds, corner: reference point | " in text and "first 30 trials | " in text
     assert "| fresh seeds, two searches together | " in text
-    assert "figures are the same in all searches" in text
-    assert "| plain | 0 | complete | 60 of 60 | 40 |" in text and "V after 30 | V after 60 | V, fresh seeds" in text
+    assert "| plain | 0 | 1 | complete | 60 of 60 | 40 |" in text and "V after 30 | V after 60 | V, fresh seeds" in text
     assert "-" not in [cell.strip() for cell in text.split("| plain | 0 | ")[1].splitlines()[0].split("|")]
     drifted = {**studies[0], "references": {**figures, "published": {"latency": 10.2}}}
     text = report([drifted, *studies[1:]])
-    assert "not the same in all searches**: latency of published (10.0, 10.2)" in text
-    none = report([{**study, "references": {}} for study in studies])
-    assert "not the same in all searches**: not recorded" in none
+    assert "of 2 batches" in text and "| plain | 1 | 2 | complete |" in text
+    assert "two searches together | searches of several batches |" in text
     # A search without a layout inside of a corner leaves the other rows.
     first = {**studies[0], "fresh": []}
     text = report([first, *studies[1:]])
