@@ -22,10 +22,8 @@ With several searches of each space the plain one loses
 The means are those of least squares with an effect of each batch. The interval is Student's, with searches as the
 independent units, so it holds both the luck of a search and the noise of figures. Decided before the first search: a
 chance of 95 % or more of a loss of 1 % or more shows that the others add something, one of 5 % or less that they add
-nothing at this resolution; what is between is undecided. By simulation, four searches of each space that differ by
-1.5 % (standard deviation) show a true loss of 5 % in 96 % of cases, those that differ by 5 % in 27 %, and one of 20 %
-always; of searches that differ by 5 %, equal spaces are called equal in 8 % of cases, and different in 3 %. So
-"undecided" is likely unless the loss is large.
+nothing at this resolution; what is between is undecided. The report says how likely searches that differ as much as
+these show a true loss of 5 % or 20 %, and take equal spaces for equal.
 
 The report also has what shows whether this answer depends on a choice; none of it decides. Corners are moved in
 quality. Figures of the device are those that the search chose layouts by, or of a second measurement. V after half of
@@ -65,7 +63,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-from scipy.stats import t  # type: ignore[import-untyped]
+from scipy.stats import nct, t  # type: ignore[import-untyped]
 
 from benchmarks.page import table, write_part
 from benchmarks.quality.calibration import last_rung
@@ -414,6 +412,8 @@ class Loss(NamedTuple):
         chance: that it is `LOSS` or more, by Student's distribution: the posterior where the mean difference and the
             logarithm of the standard deviation have flat priors.
         deals: the share of all ways to deal the searches of both sides to two that lose as much as these, or more.
+        error: standard error of the difference of logarithms.
+        dof: its degrees of freedom.
     """
 
     value: float
@@ -421,6 +421,8 @@ class Loss(NamedTuple):
     high: float
     chance: float
     deals: float
+    error: float
+    dof: int
 
     @staticmethod
     def of(volumes: Sequence[Volume]) -> Loss:
@@ -484,7 +486,15 @@ class Loss(NamedTuple):
         half = t_critical(0.95, dof) * error
         low, value, high = (-math.expm1(log_difference + off) for off in (half, 0.0, -half))
         chance = float(t.cdf((math.log1p(-LOSS) - log_difference) / error, dof)) if error else float(value >= LOSS)
-        return Loss(value, low, high, chance, float(np.mean(np.array(deals) <= log_difference + 1e-12)))
+        return Loss(value, low, high, chance, float(np.mean(np.array(deals) <= log_difference + 1e-12)), error, dof)
+
+    def decided(self, true: float) -> tuple[float, float]:
+        """Returns how likely such searches show that others add something, and nothing, if `true` is what plain loses.
+
+        The statistic has a noncentral t distribution.
+        """
+        distance, bound = (math.log1p(-LOSS) - math.log1p(-true)) / self.error, t.ppf(_SURE, self.dof)
+        return float(nct.sf(bound, self.dof, distance)), float(nct.cdf(-bound, self.dof, distance))
 
 
 class Ablated:
@@ -602,8 +612,8 @@ def report(studies: Sequence[Recorded], trained: Iterable[Mapping[str, Any]] = (
     shares = [(kind, f"{sum(kind in layout for layout in mixers)} of {len(mixers)}") for kind in kinds]
     parts = [
         f"Estimated: what share of its hypervolume V a search of {max(trials)} trials by {EHVI} loses where mixers are"
-        f" {' and '.join(PLAIN)} alone: 1 less the ratio of the geometric means of V over the searches of both spaces,"
-        f" of {len({*map(batch_of, compared)})} batches. Quality is that of small proxies.\n",
+        f" {' and '.join(PLAIN)} alone: 1 less the ratio of the geometric means of V over the searches of both spaces"
+        f" (batches: {len({*map(batch_of, compared)})}). Quality is that of small proxies.\n",
         _losses(compared, marks, next((study for study in studies if study["side"] == AGAIN), None)),
         progress,
         table(("mixer", "layouts on the front of all"), shares),
@@ -639,7 +649,7 @@ def _losses(compared: Sequence[Recorded], marks: Sequence[int], second: Recorded
     ways |= {f"the search's seeds, first {mark} trials": partial(_loss, compared, 0.0, mark) for mark in marks}
     plain = sum(study["side"] == "plain" for study in compared)
     ways["fresh seeds, two searches together"] = lambda: Loss.of_pairs(pairs(compared), plain)
-    answer, rows = "undecided", list[tuple[str, ...]]()
+    answer, power, rows = "undecided", "", list[tuple[str, ...]]()
     for name, compute in ways.items():
         try:
             loss = compute()
@@ -648,10 +658,16 @@ def _losses(compared: Sequence[Recorded], marks: Sequence[int], second: Recorded
             continue
         if not rows and max(loss.chance, 1 - loss.chance) >= _SURE:
             answer = f"the other mixers add {'something' if loss.chance >= _SURE else 'nothing at this resolution'}"
+        if not rows and loss.error:
+            small, large = (loss.decided(true)[0] for true in (0.05, 0.2))
+            power = (
+                f" Searches that differ as much as these show a true loss of 5 % in {small:.0%} of cases, one of 20 %"
+                f" in {large:.0%}; of equal spaces they show in {loss.decided(0.0)[1]:.0%} that others add nothing."
+            )
         interval = f"{loss.value:.1%} ({loss.low:.1%} to {loss.high:.1%})"
         rows.append((name, interval, f"{loss.chance:.3f}", f"{loss.deals:.3f}"))
     head = ("V by", "loss of hypervolume (95 %)", f"chance of {LOSS:.0%} or more", "deals that lose as much")
-    return f"Answer, by the first row: {answer}.\n\n{table(head, rows)}"
+    return f"Answer, by the first row: {answer}.{power}\n\n{table(head, rows)}"
 
 
 def _loss(compared: Sequence[Recorded], shift: float = 0.0, trials: int | None = None) -> Loss:

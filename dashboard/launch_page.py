@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -243,7 +245,7 @@ def _text(space: str) -> str:
         return ""
     if space not in _spaces():
         raise UnknownName("search space", space, _spaces())
-    return space_text(f"{space}.yaml")
+    return space_text(Path(str(files("nas.search.spaces"))) / f"{space}.yaml")
 
 
 def problems_of(error: ValidationError | NasError, form: LaunchForm) -> list[Problem]:

@@ -168,7 +168,7 @@ def host_lock_folder() -> Path:
     session = Path(f"/run/user/{os.getuid()}")
     usual = session / "hilnas" if session.is_dir() else Path(f"/tmp/hilnas-{os.getuid()}")
     folder = paths.expanded(os.environ.get("NAS_LOCK") or usual, "$NAS_LOCK")
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise InfrastructureFailed(f"{folder} belongs to another user; remove it, or have it removed")

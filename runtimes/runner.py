@@ -16,6 +16,7 @@ A profiler prints a `nas.core.profile.Profile` or such an error:
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -160,8 +161,9 @@ def read_sample(raw: RawRun) -> Sample:
 
 
 def _require_plausible(sample: Sample) -> None:
-    numbers = (sample.load_ms, sample.ttft_ms, sample.peak_rss_mb or 0.0, *sample.decode_ns, *sample.prefill_ns)
-    if not all(0 <= number < _NONSENSE for number in numbers):
+    numbers = (sample.load_ms, sample.ttft_ms, sample.peak_rss_mb or 0.0, sample.prefill_cpu_ms or 0.0)
+    times = (sample.decode_ns, sample.prefill_ns, sample.decode_cpu_ns or [], sample.prefill_cpu_ns or [])
+    if not all(0 <= number < _NONSENSE for number in (*numbers, *itertools.chain.from_iterable(times))):
         raise CandidateFailed("garbage_output", "report: a time or size is negative or beyond all measure")
     pairs = (sample.decode_cpu_ns, sample.decode_ns), (sample.prefill_cpu_ns, sample.prefill_ns)
     if any(cpu is not None and len(cpu) != len(wall) for cpu, wall in pairs):

@@ -64,11 +64,10 @@ class StudyPage {
 
   // Draws the hypervolume over complete trials and over device time, up to now.
   drawCourse() {
-    const { course, device_seconds: seconds, status, statuses } = this.data;
-    const done = status.filter((code) => statuses[code] === "complete").length;
+    const { course, device_seconds: seconds } = this.data;
     const grown = [...course.hypervolume, ...course.hypervolume.slice(-1)];
     const hours = [...course.device_seconds, seconds].map((each) => each / 3600);
-    for (const [id, label, x] of [["trials", "complete trials", [...course.complete, done]], ["hours", "hours of device time", hours]]) {
+    for (const [id, label, x] of [["trials", "complete trials", [...course.complete, course.counted]], ["hours", "hours of device time", hours]]) {
       const series = [{ name: "hypervolume", draw: "steps", points: grown.map((value, i) => [x[i], value]) }];
       draw(byId(`course-${id}`), { x: { label }, y: { label: "hypervolume" }, series });
     }

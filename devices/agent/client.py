@@ -334,9 +334,10 @@ class Downloads:
         with self._client.file(file.sha256, have if have < file.size else 0) as response:
             local = response.headers.get(LOCAL_PATH_HEADER)
             if local and self._client.local:
-                return self._folder.add(Path(unquote(local)), file.sha256)
-            _save(response, part, file.size)
-        target = self._folder.settle(part, file.sha256)
+                target = self._folder.add(Path(unquote(local)), file.sha256)
+            else:
+                _save(response, part, file.size)
+                target = self._folder.settle(part, file.sha256)
         self._folder.trim(_KEPT_BYTES, keep=[file.sha256])
         return target
 

@@ -75,7 +75,9 @@ def read_enrolment(folder: Path) -> Enrolment | None:
     except OSError as error:
         raise InfrastructureFailed(f"{path}: {error.strerror}") from error
     except ValidationError as error:
-        raise InfrastructureFailed(f"{path} is damaged; enrol this host again with 'nas agent enrol LINE'") from error
+        raise InfrastructureFailed(
+            f"{path} is damaged; enrol this host again with 'nas agent enrol LINE --replace'"
+        ) from error
 
 
 def enrol(invitation: Invitation, name: str, folder: Path, *, replace: bool = False) -> Enrolment:

@@ -26,6 +26,8 @@ import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+MOST_MS = 2**31 - 1
+"""What poll(2) waits for at most: 24 days."""
 
 
 def main() -> None:
@@ -49,7 +51,7 @@ def _supervise(argv: list[str], env: dict[str, str], affinity: list[int], deadli
     watch = select.poll()
     watch.register(os.pidfd_open(child), select.POLLIN)
     watch.register(0, select.POLLIN | select.POLLHUP)
-    timed_out = not watch.poll(deadline_s * 1000)
+    timed_out = not watch.poll(min(deadline_s * 1000, MOST_MS))
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)

@@ -139,7 +139,7 @@ def command(
     request = read_request(config, explicit)
     if request.write_space is not None:
         check_target(request.write_space)
-        require_output(request.write_space, flag="--write-space")
+        require_output(request.write_space, reads=[config] if config else [], flag="--write-space")
     trainers = workers_of(request)
     lock = HostLock(host_lock_folder())
 

@@ -33,7 +33,7 @@ from nas.core.profile import ProfileSummary
 from nas.core.progress import Progress
 from nas.core.space import MeasurementSettings
 from nas.core.tower import Media
-from nas.core.units import show_figure, show_share, show_spread
+from nas.core.units import show_figure, show_number, show_share, show_spread
 from nas.core.workload import Workload
 from nas.infra.store import events, studies, trials
 from nas.measure.protocol.bench import BUSY, BenchOptions, bench_all
@@ -313,7 +313,8 @@ def _compared(phase: dict[str, float], unit: str) -> str:
     """Formats the sum of all nodes' times beside the time of the same request without timing them."""
     whole, total = phase["whole_ms"], phase["sum_ms"]
     difference = f" ({show_share(total / whole - 1, signed=True)})" if whole else ""
-    return f"{total:.4g} {unit} as the sum of all operators, {whole:.4g} {unit} when they are not timed{difference}"
+    sums, untimed = show_number(total), show_number(whole)
+    return f"{sums} {unit} as the sum of all operators, {untimed} {unit} when they are not timed{difference}"
 
 
 def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:

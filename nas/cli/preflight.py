@@ -44,7 +44,7 @@ class Load:
 
     Args:
         cores: that they used.
-        of: cores that this process may use.
+        of: cores of the machine.
         processes: the names that used most, with their cores.
     """
 
@@ -96,4 +96,4 @@ def load(
         by_name[name] += used - first.processes.get(process, (name, 0.0))[1]  # type: ignore[assignment]
     most = [(name, used / over) for name, used in by_name.most_common(_NAMED) if used / over >= _LEAST_NAMED]
     cores = (second.busy - first.busy - (second.this_process - first.this_process)) / over
-    return Load(max(0.0, cores), len(os.sched_getaffinity(0)), tuple(most))
+    return Load(max(0.0, cores), psutil.cpu_count() or 1, tuple(most))

@@ -182,9 +182,10 @@ def _gguf(model: Path, scratch: Path, log: Log) -> Path:
     from nas.core.canonical import sha256_of
     from nas.measure.runtimes.base import Checkpoint
     from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
-    from nas.train.adapt.checkpoints import import_model
+    from nas.train.adapt.checkpoints import import_model, read_model
     from nas.train.release.found_tokenizer import found_tokenizer
 
+    read_model(model)  # before its tokenizer, which a file that is no model would be taken for
     log(f"importing {model}")
     carried, weights, half = found_tokenizer(model), scratch / "weights.safetensors", scratch / "f16.gguf"
     layout = import_model(model, weights).layout

@@ -22,7 +22,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.logs import visible
 from nas.core.trial import TrialState
-from nas.core.units import show_share
+from nas.core.units import show_figure, show_share
 from nas.infra.store import listings as pages
 from nas.infra.store import studies, trials
 from nas.infra.store.rows import DesiredState, Trial
@@ -224,6 +224,8 @@ def _elsewhere(study: str, results: Path, db: str | None, as_json: bool) -> None
     with open_store(db) as store:
         snapshot = StudySnapshot(read_study(store, study))
         layouts = {row.trial: snapshot.record.records[row.trial].layout for row in snapshot.front}
+    if not layouts:
+        raise InvalidInput(f"study {study!r} has no front yet, whose layouts could be forecast", where="--results")
     rankings = rank(measured, [*layouts.values()])
     if as_json:
         rows = [
@@ -248,7 +250,7 @@ def _elsewhere(study: str, results: Path, db: str | None, as_json: bool) -> None
         if ranking.error is None:
             table.append([*where, None, None, f"{TRUSTED} known models are needed"])
         for trial, (value, low, high) in sorted(zip(layouts, ranking.forecasts, strict=False), key=lambda row: row[1]):
-            forecast = f"{value:.3g} {ranking.unit} ({low:.3g} to {high:.3g})"
+            forecast = show_figure(value, low, high, ranking.unit)
             table.append([*where, show_share(ranking.error or 0.0), trial, forecast])
     print_table(("device", "runtime", "metric", "models", "mean error", "trial", "forecast"), table)
 

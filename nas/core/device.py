@@ -73,7 +73,7 @@ class Device(BaseModel):
     boot: DeviceText | None = Field(
         None, description="its kernel's random name of this boot: another one after a restart"
     )
-    energy_counter: DeviceText | None = Field(None, description="the counter that a run.s energy is read from")
+    energy_counter: DeviceText | None = Field(None, description="the counter that a run's energy is read from")
     tags: tuple[DeviceText, ...] = Field((), max_length=MOST_TAGS)
     unread: dict[DeviceText, DeviceText] = Field(
         default_factory=dict, max_length=16, description="field -> why the device does not report it"

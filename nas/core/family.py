@@ -411,7 +411,8 @@ def read_record(path: Path, kind: type[Kind]) -> Kind | None:
         return kind.model_validate_json(content)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise InvalidInput(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}", where=str(path)) from None
+        place = ".".join(map(str, problem["loc"]))
+        raise InvalidInput(f"{place}: {problem['msg']}" if place else problem["msg"], where=str(path)) from None
 
 
 def families_folder() -> Path:

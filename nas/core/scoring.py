@@ -19,6 +19,7 @@ from nas.core.measurement import Figure
 from nas.core.metrics import METRICS, RECALL_METRIC
 from nas.core.space import Budget, Objective, SearchSpace
 from nas.core.stats import Z95
+from nas.core.units import show_number
 
 Verdict = Literal["feasible", "infeasible", "borderline", "unknown"]
 
@@ -100,8 +101,8 @@ class BudgetCheck(BaseModel):
         return check_name(self.budget, self.key)
 
     def __str__(self) -> str:
-        text = "unknown" if self.value is None else f"{self.value:.4g} {self.unit}".rstrip()
-        return f"{self.name}: {text}, limit {self.limit:.4g} {self.unit}".rstrip()
+        text = "unknown" if self.value is None else f"{show_number(self.value)} {self.unit}".rstrip()
+        return f"{self.name}: {text}, limit {show_number(self.limit)} {self.unit}".rstrip()
 
 
 class Axis(BaseModel):

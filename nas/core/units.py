@@ -1,7 +1,7 @@
 """Parsing and formatting of quantities as people write them: '350M', '1.25x', '800ms', '1.010 (1.008 to 1.012)'.
 
-Texts for people take their numbers from here, on pages and in commands. `show` in dashboard/assets/plotting.js follows
-`show_number`, and is tested with the same cases.
+Texts for people take their numbers from here, on pages and in commands. `showWithin` in dashboard/assets/plotting.js
+follows `show_number` and `show_range`, and is tested with the same cases.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ The header is text, a record a line; offsets count from the first multiple of 64
     method PROGRAM COUNT                                a program with constants of its own, COUNT records below it:
     data KEY OFFSET SIZE [DIMENSION ...]                  what the program calls KEY; of float32 the shape
     cache KV_HEADS HEAD_DIM WINDOW                      keys and values; WINDOW 0: of all tokens
+    latents LATENT SHARED                               a cache of latents and of the keys that all heads share
     mixer METHOD PARALLEL                               x, residual, states -> x, states
     rope TURNED [DIVISOR ...]                           of the next attention: the numbers of a head that turn, 0: all,
                                                         and what the angles of their pairs are divided by

@@ -173,9 +173,11 @@ class ExecuTorch(BuiltRuntime[ExecuTorchSpec]):
         return build_spec(variant, self.source_hash(self.runner_sources))
 
     def is_current(self, spec: ExecuTorchSpec) -> bool:
-        """Returns whether a build for this machine is of the installed version; where none is installed, of any."""
-        installed = _installed_versions().get(NAME)
-        return spec.target != host_target() or installed is None or spec.version.partition("+")[0] == installed
+        """Returns whether a build for this machine is of the installed version, if any; for another, of the wheel's."""
+        from nas.measure.runtimes.executorch.compile import VERSION
+
+        installed = _installed_versions().get(NAME) if spec.target == host_target() else VERSION
+        return installed is None or spec.version.partition("+")[0] == installed
 
     def compile(self, spec: ExecuTorchSpec, work: Path, product: Path, log: Log) -> None:
         """Compiles the runner beside ExecuTorch's libraries."""

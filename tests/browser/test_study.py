@@ -27,6 +27,8 @@ def test_it_draws_what_it_is_told(wide: Page) -> None:
     for canvas in wide.locator("#panels canvas, #courses canvas").all():
         assert canvas.evaluate(f"(c) => {colours}") > 3
     assert wide.locator("#panels canvas, #courses canvas").count() == 6
+    # Forty complete trials: the reference is none of them.
+    assert state(wide, "document.getElementById('course-trials').plot.data[0].at(-1)") == 40
 
 
 def test_a_box_in_one_panel_picks_everywhere(wide: Page, finished: str) -> None:

@@ -54,9 +54,18 @@ from nas.train.adapt import library as library_module
 from nas.train.adapt.adapt import CHILD, REPORT, Adaptation, relative_change, write_child
 from nas.train.adapt.alternatives import default_alternatives, started
 from nas.train.adapt.device import DeviceBench, Measured
-from nas.train.adapt.healing import Healing, batches_of, heal
+from nas.train.adapt.healing import Healing, batches_of, heal, train_child
 from nas.train.adapt.hours import RESERVE, LibraryTimes, PartTimes, time_library
-from nas.train.adapt.library import Library, Score, Stream, TrainedTeacher, neighbouring_pairs, standard_error, trim
+from nas.train.adapt.library import (
+    Library,
+    LibrarySettings,
+    Score,
+    Stream,
+    TrainedTeacher,
+    neighbouring_pairs,
+    standard_error,
+    trim,
+)
 from nas.train.adapt.prepare import prepare
 from nas.train.adapt.request import AdaptRequest, AdaptSettings
 from nas.train.adapt.selection import select
@@ -577,6 +586,18 @@ def test_healing_that_harms_or_diverges_is_undone(
     assert undone == [f"healing with lr {lr}", f"healing with lr {slower}"]
 
 
+@pytest.mark.parametrize(("arguments", "moved"), [("", True), ("(softmax=1)", False)])
+def test_healing_gives_experts_that_are_scored_by_a_softmax_no_bias(
+    tmp_path: Path, text: list[Tokens], arguments: str, moved: bool
+) -> None:
+    save_weights(Model(Layout.parse(f"d64 v320 ffn=moe:4x2:32{arguments} [A4/4:16 C3]"), seed=1), tmp_path / "model")
+    teacher = TrainedTeacher.load(tmp_path / "model", torch.device("cpu"))
+    library, healing = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone()), SETTINGS.healing
+    model = library.mix({})
+    train_child(model, library, batches_of(text, healing), healing, tmp_path / "training")
+    assert bool(model.layers["0"].ffn.bias.weight.any()) is moved
+
+
 def test_a_child_with_the_blocks_of_the_model_is_not_healed(
     teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]
 ) -> None:
@@ -758,6 +779,7 @@ def test_what_the_runtime_does_not_carry_is_not_trained(lab: Path, tmp_path: Pat
     ("keys", "message"),
     [
         ({"budget": ("decode_p50<=20ms", "decode_p50<=0.8x")}, "several budgets of one metric"),
+        ({"budget": ("encoding<=5ms",)}, "encoding is not measured by a request of 512 tokens in and 128 out"),
         ({"gguf": ("q4",)}, "q4"),
     ],
 )
@@ -880,6 +902,7 @@ def test_a_child_keeps_the_tokenizer_of_its_model(lab: Path, tmp_path: Path, hom
     """Its embedding has more rows than the tokenizer tokens, as padded ones have."""
     texts = [path.read_text() for path in sorted((lab / "text").iterdir())]
     path = write_model_tokenizer(tmp_path / "model", FORMS["qwen3"], texts, 300)
+    (path.parent / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", tokenizer=path, settings=FEW)
     report = one.run()
     assert 0 < report["teacher"]["bits_per_byte"] < 20
@@ -888,6 +911,7 @@ def test_a_child_keeps_the_tokenizer_of_its_model(lab: Path, tmp_path: Path, hom
     carried = tmp_path / "out/files/transformers"
     assert (carried / "tokenizer.json").read_bytes() == path.read_bytes()
     assert json.loads((carried / "tokenizer_config.json").read_text())["eos_token"] == "<|im_end|>"
+    assert json.loads((carried / "config.json").read_text())["max_position_embeddings"] == 2048
 
 
 @pytest.mark.usefixtures("nothing_is_measured")
@@ -933,12 +957,14 @@ def test_trainings_are_scaled_to_hours_once(lab: Path, tmp_path: Path, monkeypat
 def test_parts_are_timed_on_the_model(teacher: TrainedTeacher, tmp_path: Path, text: list[Tokens]) -> None:
     alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
     messages: list[str] = []
-    timed = time_library(
-        lambda folder, settings: Library(folder, teacher, text, settings, alone()),
-        SETTINGS.library,
-        alternatives,
-        messages.append,
-    )
+    places: set[Path] = set()
+
+    def opened(folder: Path, settings: LibrarySettings) -> Library:
+        places.add(folder.parent.parent)
+        return Library(folder, teacher, text, settings, alone())
+
+    timed = time_library(opened, SETTINGS.library, alternatives, messages.append, tmp_path)
+    assert places == {tmp_path} and not list(tmp_path.iterdir())
     kinds = len(set(LAYOUT.layers))
     work = ("training", "scores")
     steps = [
@@ -1123,6 +1149,15 @@ def test_gc_removes_blocks_that_no_adaptation_uses(
     assert len(list((tmp_path / "library" / "scores").iterdir())) == 2
     library.train({Slot(0, "ffn"): (old,)})
     assert (tmp_path / "library" / "blocks" / f"{second}.safetensors").stat().st_size == files[second]
+
+
+def test_gc_removes_what_killed_processes_left_half_written(tmp_path: Path) -> None:
+    for name in ("blocks/.1.safetensors.x", "training/.2.safetensors.y"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(bytes(10))
+    assert trim(tmp_path, 20) == 0
+    assert trim(tmp_path, 0) == 20
+    assert not [path for path in tmp_path.glob("*/*") if path.is_file()]
 
 
 def test_blocks_and_their_errors_depend_on_no_text_of_scores(

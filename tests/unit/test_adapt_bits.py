@@ -168,6 +168,8 @@ def test_blocks_and_bits_are_chosen_together(
         ({"quantisation": ["q8_0", "q8_0"]}, "names one twice"),
         ({"quantisation": ["q8_0", "q4_0+ffn:q8_0"]}, "plain names"),
         ({"quantisation": ["q8_0+ffn:q4_0", "q4_0"]}, "plain names"),
+        ({"quantisation": ["q8_0+ffn.1/3:q4_0", "q4_0"]}, "plain names"),
+        ({"quantisation": ["q9"]}, "unknown quantisation of llama.cpp 'q9'"),
         ({"quantisation": ["q8_0", "q9"]}, "unknown quantisation of llama.cpp 'q9'"),
         ({"quantisation": ["q8_0", "q4_0"], "pairs": 4}, "not combined with pairs"),
     ],

@@ -94,6 +94,13 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
     assert done.err.startswith("nas: --budget: is missing")
 
 
+def test_a_space_does_not_replace_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "adapt.yaml"
+    path.write_text(f"model: {tmp_path}\nbudget: [ttft<=1s]\ncorpus: [texts]\noutput: out\nwrite_space: adapt.yaml\n")
+    done = nas("adapt", "--config", str(path))
+    assert done.code == 3 and "--write-space" in done.err and "is a file that this command reads" in done.err
+
+
 def test_defaults_of_options_do_not_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "adapt.yaml"
     path.write_text("workers: 2\nray_address: auto\n")

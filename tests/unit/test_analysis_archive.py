@@ -125,7 +125,8 @@ class Lab:
         numbers = range(len(trials.all(self.store, studies.get(self.store, name).id)))
         study = f"/studies/{name}"
         addresses = ["/studies", "/studies.json", study, f"{study}.json", f"{study}/now", f"{study}/points"]
-        addresses += [f"{study}/{page}" for page in ("trials.csv", "front.json", "report", "effects", "effects.json")]
+        pages = ("trials.csv", "front.json", "log", "log.json", "report", "effects", "effects.json")
+        addresses += [f"{study}/{page}" for page in pages]
         addresses += [f"{study}/trials/{number}{twin}" for number in numbers for twin in ("", ".json")]
         addresses += [f"{study}/compare{twin}?trial=0&trial=2&trial=3" for twin in ("", ".json")]
         addresses += [f"{study}/trials/2/forecasts{twin}" for twin in ("", ".json")]
@@ -203,6 +204,10 @@ def of_note(what: str) -> Callable[[Line], bool]:
     return lambda line: is_note(line, what)
 
 
+def of_kind(kind: str) -> Callable[[Line], bool]:
+    return lambda line: line.get("event", {}).get("kind") == kind
+
+
 def of_stage(stage: str) -> Callable[[Line], bool]:
     return lambda line: line.get("result", {}).get("stage") == stage
 
@@ -234,6 +239,8 @@ MALFORMED = {
     ),
     "quality is a number": set_in(of_note("quality"), "event", "payload", "quality", value=5),
     "quality of an unknown rung": set_in(of_note("quality"), "event", "payload", "rung", value=7),
+    "a figure that is a number": set_in(of_kind("gated_in"), "event", "payload", "figures", value=[5]),
+    "complete with a quality of nothing": set_in(of_kind("complete"), "event", "payload", "quality", value={"sd": 1.0}),
     "spent nothing": append(note(None, what="spent")),
     "warm start of nothing": append(note(None, what="warm start")),
     "corpus is a number": set_in(of_note("corpus"), "event", "payload", "hash", value=5),

@@ -11,12 +11,12 @@ import pyarrow
 import pytest
 from cli_runner import nas
 from pyarrow import parquet
-from study_support import bed_of
+from study_support import bed_of, tiny_space
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.published import LFM2
-from nas.infra.store import agents, devices
+from nas.infra.store import agents, devices, studies
 from nas.infra.store.rows import StudyState
 from nas.search.analysis.pipette import Place, rank, read_results, results_bytes
 from nas.search.analysis.record import read_study
@@ -94,6 +94,16 @@ def test_few_models_make_no_forecast(tmp_path: Path) -> None:
     results = read_results(table(tmp_path, [row(name, 100.0) for name in list(PUBLISHED)[:5]]), PUBLISHED)
     (ranking,) = rank(results, [PUBLISHED["LFM2-350M"]])
     assert (ranking.models, ranking.error, ranking.forecasts) == (5, None, [])
+
+
+def test_without_a_front_there_is_nothing_to_forecast(tmp_path: Path) -> None:
+    store = bed_of(tmp_path).store
+    studies.create(store, "study", tiny_space().model_dump(mode="json"), seed=0, version="0")
+    store.close()
+    path = table(tmp_path, [row(name, 100.0) for name in PUBLISHED])
+    url = f"sqlite:///{tmp_path / 'nas.db'}"
+    done = nas("study", "hardware", "study", "--results", str(path), "--db", url)
+    assert done.code == 3 and "--results: study 'study' has no front yet" in done.err
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

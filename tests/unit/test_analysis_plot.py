@@ -138,6 +138,11 @@ def test_large_numbers_are_thousands(report: dict[str, Any]) -> None:
     assert {"48 k", "51 k"} <= set(words_of(front_svg(report)))
 
 
+def test_dollars_make_no_formula(report: dict[str, Any]) -> None:
+    report["objectives"][1] = LATENCY | {"workload": "$\\x$"}
+    assert "latency at $\\x$ [ms] \u2193" in words_of(front_svg(report))
+
+
 def test_equal_reports_give_equal_files(report: dict[str, Any], tmp_path: Path) -> None:
     report["objectives"] = [QUALITY, LATENCY]
     first, second = draw_front(report, tmp_path / "a"), draw_front(report, tmp_path / "b")

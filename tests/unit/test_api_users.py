@@ -234,6 +234,18 @@ def test_metrics_tell_of_studies_disk_drift_and_noise(lab: Lab) -> None:
     assert metrics['hilnas_device_disturbed_ratio{device="box"}'] == pytest.approx(0.25)
 
 
+def test_drift_is_that_of_the_latest_build(lab: Lab) -> None:
+    for build in ("b1", "b2"):
+        lab.clock.time += 1
+        calibrations.put(lab.store, "box", "fake", build, 12.5, {})
+    runs = [calibrations.ReferenceRun(1.28, 41.5, calm=True)] * 9
+    sample = 'hilnas_device_drift_ratio{device="box",runtime="fake"}'
+    calibrations.note_runs(lab.store, ("box", "fake", "b1"), "of the earlier one", runs, 12.5)
+    assert sample not in samples(lab)
+    calibrations.note_runs(lab.store, ("box", "fake", "b2"), "of the latest one", runs, 12.5)
+    assert samples(lab)[sample] == pytest.approx(0.28)
+
+
 def test_a_revoked_agent_is_not_reported_as_silent(lab: Lab) -> None:
     agents.enrol(lab.store, agents.issue_token(lab.store), "shelf")
     stored_devices.register(lab.store, "shelf", [], boot_id="boot")

@@ -115,6 +115,19 @@ def test_searches_are_compared_within_batches() -> None:
             Loss.of(few)
 
 
+@pytest.mark.parametrize(("true", "deviation"), [(0.05, 0.015), (0.05, 0.05), (0.0, 0.01)])
+def test_what_searches_can_decide_is_so_in_simulated_ones(true: float, deviation: float) -> None:
+    dice, count = np.random.default_rng(2), 1000
+    logs = deviation * dice.standard_normal((count, 2, 4))
+    logs[:, 0] += math.log1p(-true)
+    studies = [batch(np.exp(plain).tolist(), np.exp(every).tolist()) for plain, every in logs]
+    losses = list(map(Loss.of, studies))
+    error = deviation * math.sqrt(2 / 4)
+    something, nothing = losses[0]._replace(error=error).decided(true)
+    assert something == pytest.approx(fmean(loss.chance >= 0.95 for loss in losses), abs=0.03)
+    assert nothing == pytest.approx(fmean(loss.chance <= 0.05 for loss in losses), abs=0.03)
+
+
 def test_the_corner_can_be_moved() -> None:
     studies = searches(["random"], "ehvi")
     near, usual, far = (volumes(studies, shift) for shift in (-0.01, 0.0, 0.01))
@@ -353,7 +366,7 @@ def test_the_report_says_what_is_estimated_how_and_from_what() -> None:
     ]
     text = report(studies)
     assert text.startswith("Estimated: what share of its hypervolume V a search of 60 trials by ehvi loses")
-    assert "are conv and gqa alone" in text and "of 1 batches" in text
+    assert "are conv and gqa alone" in text and "(batches: 1)" in text
     assert "Answer, by the first row: the other mixers add something." in text  # equal searches have no variance
     assert "| fresh seeds, corner: reference point | " in text and "first 30 trials | " in text
     assert "| fresh seeds, two searches together | " in text
@@ -361,7 +374,7 @@ def test_the_report_says_what_is_estimated_how_and_from_what() -> None:
     assert "-" not in [cell.strip() for cell in text.split("| plain | 0 | ")[1].splitlines()[0].split("|")]
     drifted = {**studies[0], "references": {**figures, "published": {"latency": 10.2}}}
     text = report([drifted, *studies[1:]])
-    assert "of 2 batches" in text and "| plain | 1 | 2 | complete |" in text
+    assert "(batches: 2)" in text and "| plain | 1 | 2 | complete |" in text
     assert "two searches together | searches of several batches |" in text
     # A search without a layout inside of a corner leaves the other rows.
     first = {**studies[0], "fresh": []}

@@ -34,6 +34,12 @@ def test_the_three_busiest_names_are_told() -> None:
     )
 
 
+def test_all_cores_of_the_machine_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda: 64)
+    samples = [BEFORE, AFTER]
+    assert load(lambda: samples.pop(0), lambda seconds: None).text.startswith("other processes use 1.8 of 64 cores")
+
+
 def test_a_calm_machine_has_no_names() -> None:
     samples = [BEFORE, Sample(102.0, 50.1, 1.1, BEFORE.processes)]
     usage = load(lambda: samples.pop(0), lambda seconds: None)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from cli_runner import nas
 
+from nas.cli.quantise import _gguf
+from nas.core.errors import InvalidInput
 from nas.measure.runtimes.llama_cpp.binding import Divergence
 from nas.train.adapt.quantise import MOST_BYTES, KlLimit, Quantised, QuantiseRequest, Score, Slot
 
@@ -56,6 +58,16 @@ def test_what_cannot_be_done_is_refused_at_the_start(
 ) -> None:
     code, _, message = quantise(*options)
     assert code == 3 and error in message and not requests
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("model.safetensors", "is a file: name a GGUF file, or a folder"), ("none", "name a folder of transformers")],
+)
+def test_what_is_no_model_is_not_taken_for_a_tokenizer(name: str, error: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(8))
+    with pytest.raises(InvalidInput, match=error):
+        _gguf(tmp_path / name, tmp_path, print)
 
 
 def test_texts_have_as_much_of_every_source(requests: list[QuantiseRequest]) -> None:

@@ -249,6 +249,15 @@ def test_damaged_weights_are_not_taken(hosts: tuple[Host, Host], tmp_path: Path)
         collect_remote_training(spec, outcome)
 
 
+def test_what_a_mix_of_a_library_does_not_write_is_not_missed(
+    hosts: tuple[Host, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(2, hosts[0], tmp_path)
+    value = {jobs_of(spec)[0].key: {"value": {"weights_sha256": ""}}}
+    monkeypatch.setattr("nas.search.compute.ray.train", lambda spec: {"value": value})
+    assert elsewhere(spec, hosts) == {"value": value}
+
+
 def test_a_candidate_s_failure_comes_home_as_it_is(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     spec = spec_of(30, hosts[0], tmp_path)
     spec["jobs"][0] |= {"lr": 1e30}

@@ -183,6 +183,11 @@ def test_a_budget_holds_on_every_device_and_names_it() -> None:
     assert str(checks[1]) == "ttft@chat on phone/fake: 20 ms, limit 10 ms"
 
 
+def test_a_large_figure_has_no_exponent() -> None:
+    (check,) = check_budgets(space_of({"metric": "ttft", "max": "30s"}), at(ttft=41234.0), {})
+    assert str(check) == "ttft@chat on local/fake: 41,234 ms, limit 30,000 ms"
+
+
 def test_a_budget_of_one_device_says_nothing_of_others() -> None:
     space = space_of({"metric": "ttft", "max": "10ms", "device": "phone"}, devices=["local", "phone"])
     assert measurement_keys(space, space.budgets[0]) == [PHONE]

@@ -110,6 +110,12 @@ def test_drift_and_temperature_are_drawn(lab: DashboardLab, visitor: Visitor) ->
     assert drawn == {"calm": 10, "disturbed": 10, "temperature": 20} and plot["right"] == "°C"
 
 
+def test_drift_is_not_said_to_be_of_calm_runs(lab: DashboardLab, visitor: Visitor) -> None:
+    calibrations.put(lab.store, *PLACE, 212.5, {})
+    calibrations.note_runs(lab.store, PLACE, "job", [replace(CALM, calm=False)] * 9, 212.5)
+    assert "The latest runs differ from it by +1.0 %" in get_page(visitor, "/devices/box").text
+
+
 def test_the_list_has_the_latest_temperature_and_charge(lab: DashboardLab, visitor: Visitor) -> None:
     for number, celsius in enumerate((38.2, 41.6)):
         lab.clock.time += 600

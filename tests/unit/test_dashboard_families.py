@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,14 @@ def test_the_list_names_sizes_trainings_and_devices(visitor: TestClient, home: P
     page = get_page(visitor, "/families")
     assert "12M, 4M" in page.text and "laptop" in page.text
     assert "/families/demo" in [named.get("href") for _, named in page.tags]
+
+
+def test_a_folder_that_was_copied_has_a_page_of_its_own(visitor: TestClient, home: Path) -> None:
+    write_family(home)
+    shutil.copytree(home / "families" / "demo", home / "families" / "second")
+    assert [line["name"] for line in get_json(visitor, "/families.json")["families"]] == ["demo", "second"]
+    links = [named.get("href") for _, named in get_page(visitor, "/families/second").tags]
+    assert FILE.replace("demo", "second") in links and "/families/second.json" in links
 
 
 def test_a_member_shows_what_its_files_answer(visitor: TestClient, home: Path) -> None:
@@ -209,6 +218,9 @@ def test_who_is_not_there_and_what_is_damaged_is_told(visitor: TestClient, home:
     damaged, sound = get_json(visitor, "/families.json")["families"]
     assert "family.json" in damaged["problem"] and (sound["problem"], sound["name"]) == (None, "sound")
     assert "family.json" in get_page(visitor, "/families").text
+    (home / "families" / "demo" / FAMILY).write_text("{")
+    (cut, _) = get_json(visitor, "/families.json")["families"]
+    assert "family.json: Invalid JSON" in cut["problem"]
 
 
 def test_strangers_fetch_nothing(tmp_path: Path, home: Path) -> None:

@@ -68,6 +68,15 @@ def test_a_packaged_space_is_shown_to_begin_with(visitor: Visitor) -> None:
     assert visitor.page("/launch?space=/etc/passwd").status_code == 404
 
 
+def test_a_file_beside_the_coordinator_is_no_packaged_space(
+    visitor: Visitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lfm2-demo.yaml").write_text("of: somebody\n")
+    monkeypatch.chdir(tmp_path)
+    text = Inputs(visitor.page("/launch?space=lfm2-demo").text).areas["space"]
+    assert parse_space(text, "space.yaml") == load_space("lfm2-demo")
+
+
 def test_a_study_is_launched_and_waits_until_it_begins(lab: DashboardLab, visitor: Visitor) -> None:
     answer = launch(visitor, trials="7")
     assert (answer.status_code, answer.headers["Location"]) == (303, "/submissions/mine")

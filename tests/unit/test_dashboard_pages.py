@@ -172,6 +172,7 @@ def test_points_are_told_by_revision(lab: LiveLab, visitor: TestClient) -> None:
     whole = visitor.get("/studies/study/points").json()
     assert whole["told"]["trial"] == [0] and [entry["trial"] for entry in whole["front"]] == [0]
     assert list(whole["told"]["values"]) == ["quality", "latency", "memory"]
+    assert whole["course"]["counted"] == 1
     delta = visitor.get(f"/studies/study/points?since={whole['revision']}").json()
     assert delta["told"]["trial"] == [] and delta["course"] is None and delta["revision"] == whole["revision"]
     assert visitor.get("/studies/study/points?since=-1").status_code == 422

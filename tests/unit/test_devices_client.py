@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -220,6 +221,19 @@ def test_a_local_coordinator_names_the_file(coordinator: FakeCoordinator, folder
     coordinator.local_paths = True
     path = Downloads(JobClient(coordinator.client(), local=True), folder).fetch(FILE)
     assert path.samefile(coordinator.files / FILE.sha256)
+
+
+def test_what_a_local_coordinator_names_bounds_the_cache_too(
+    coordinator: FakeCoordinator, folder: ContentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = folder.path("0" * 64)
+    old.parent.mkdir()
+    old.write_bytes(b"of an earlier job")
+    os.utime(old, (0, 0))
+    monkeypatch.setattr(download, "_KEPT_BYTES", len(DATA))
+    coordinator.local_paths = True
+    assert Downloads(JobClient(coordinator.client(), local=True), folder).fetch(FILE).exists()
+    assert not old.exists()
 
 
 def test_a_named_file_is_verified(coordinator: FakeCoordinator, folder: ContentFolder) -> None:

@@ -156,8 +156,11 @@ def test_a_folder_that_cannot_be_written_spends_nothing(coordinator: TlsCoordina
 def test_a_damaged_enrolment_is_reported(coordinator: TlsCoordinator, folder: Path) -> None:
     enrol(coordinator.invite(), "shelf-1", folder)
     (folder / FILE).write_text(json.dumps({"v": 1}))
-    with pytest.raises(NasError, match="nas agent enrol"):
+    with pytest.raises(NasError, match="nas agent enrol LINE --replace"):
         read_enrolment(folder)
+    with pytest.raises(NasError, match="--replace"):
+        enrol(coordinator.invite("shelf-1"), "shelf-1", folder)
+    register(enrol(coordinator.invite("shelf-1"), "shelf-1", folder, replace=True))
 
 
 def test_a_certificate_for_other_names_is_reported_with_its_names_and_not_retried(

@@ -202,6 +202,7 @@ def test_a_lock_in_use_does_not_look_old(tmp_path: Path) -> None:
 
 
 def test_the_environment_says_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAS_LOCK", str(tmp_path / "shared"))
-    assert host_lock_folder() == tmp_path / "shared"
-    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o700
+    for place in (tmp_path / "shared", tmp_path / "new" / "shared"):
+        monkeypatch.setenv("NAS_LOCK", str(place))
+        assert host_lock_folder() == place
+        assert place.stat().st_mode & 0o777 == 0o700

@@ -55,6 +55,11 @@ def test_a_kernel_that_cannot_watch_processes_is_named(
         run(local, "exit 0")
 
 
+def test_a_deadline_may_be_longer_than_the_kernel_waits(local: LocalTransport) -> None:
+    result = run(local, "exit 7", deadline_s=1e7)
+    assert (result.exit_code, result.timed_out) == (7, False)
+
+
 def test_processor_time_is_counted(local: LocalTransport) -> None:
     script = "sum(range(3_000_000))"
     result = local.run(["python3", "-S", "-c", script], env={}, deadline_s=60, output_limit=10)

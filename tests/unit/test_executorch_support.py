@@ -196,6 +196,21 @@ def test_a_device_with_an_older_c_library_is_told_before_anything_is_pushed(
             EXECUTORCH.runner("x86_64-linux", ["sse4_2"], libc=libc)
 
 
+def test_a_build_for_another_machine_of_an_earlier_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nas.measure.runtimes.executorch.runtime.host_target", lambda: "x86_64-linux")
+    spec = ExecuTorchSpec(
+        version=VERSION,
+        library_hashes=(),
+        runner="r",
+        variant="armv8",
+        target="aarch64-linux",
+        flags=(),
+        compiler="zig",
+    )
+    assert EXECUTORCH.is_current(spec)
+    assert not EXECUTORCH.is_current(spec.model_copy(update={"version": "1.4.0"}))
+
+
 def test_there_is_one_build() -> None:
     with pytest.raises(InvalidInput, match="one build"):
         EXECUTORCH.build(log=print, patched=True)

@@ -334,6 +334,17 @@ def test_texts_that_begin_with_an_unused_token_are_refused(tmp_path: Path) -> No
         tokenizer_of_gguf(GgufFile.read(write(tmp_path / "m.gguf", add)))
 
 
+def test_a_first_token_that_no_text_can_begin_with_is_refused_in_a_line(tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["<unk>", "a:b", "</s>", "a"])
+        writer.add_token_scores([0.0, -1.0, -2.0, -3.0])
+        writer.add_token_types([2, 3, 3, 1])
+
+    with pytest.raises(InvalidInput, match=r"m\.gguf: its tokenizer is damaged: .*a:b"):
+        tokenizer_of_gguf(GgufFile.read(write(tmp_path / "m.gguf", add)))
+
+
 @pytest.mark.parametrize(
     ("arch", "depth", "size"), [("gemma2", 46, 64), ("gemma2", 42, 128), ("gemma3", 62, 64), ("gemma3", 48, 128)]
 )

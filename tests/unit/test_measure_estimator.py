@@ -190,6 +190,8 @@ def test_a_rate_turns_the_interval_round() -> None:
     assert (tps.value, tps.low, tps.high) == (64e3 / time.value, 64e3 / time.high, 64e3 / time.low)
     assert (tps.maximum, tps.log_sd, tps.unit) == (64e3 / time.minimum, time.log_sd, "tok/s")
     assert rate(Figure(value=None, unit="ms", reason="none"), 64, "tok/s").unit == "tok/s"
+    nothing = rate(Figure(value=0.0, unit="ms"), 64, "tok/s")
+    assert nothing.value is None and nothing.unit == "tok/s" and nothing.reason
 
 
 def test_intervals_hold_the_truth_on_a_machine_that_changes_its_speed_all_the_time() -> None:

@@ -167,13 +167,22 @@ def test_a_run_that_somebody_else_ended_is_nobodys_fault(exit_code: int) -> None
         {"decode_rss_mb": 0.0},
         {"decode_ns": []},
         {"decode_ns": [1, 0]},
+        {"prefill_ns": [0]},
+        {"ttft_ms": 1e-7},
+        {"prefill_cpu_ms": 1e-7, "decode_cpu_ns": [1] * 16},
+        {"prefill_cpu_ms": -1.0, "decode_cpu_ns": [1] * 16},
     ],
 )
 def test_a_report_that_makes_no_sense_is_garbage(nonsense: dict[str, Any]) -> None:
-    rep, fault = judged(raw(sample()), raw(sample().model_copy(update=nonsense)))
-    assert not rep.valid
-    assert fault is not None
-    assert fault.reason == "garbage_output"
+    broken = sample().model_copy(update=nonsense)
+    for pair in (
+        Pair(reference=raw(sample()), candidate=raw(broken)),
+        Pair(reference=None, candidate=paired(sample(), broken)),
+    ):
+        rep, fault = judge(pair, read_sample, CALIBRATION, 0)
+        assert not rep.valid
+        assert fault is not None
+        assert fault.reason == "garbage_output"
 
 
 def counted(*factors: float, tokens: int = 16, **more: Any) -> list[Repetition]:

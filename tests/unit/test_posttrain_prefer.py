@@ -21,6 +21,7 @@ import transformers
 from pretrain_lab import LAYOUT, SETTINGS, end_sampled_answers, tiny_family
 from safetensors.torch import load_file, save_file
 from scipy.stats import binomtest  # type: ignore[import-untyped]
+from tokenizer_lab import ASK, CHATML, with_template, write_model_tokenizer
 from torch import Tensor
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
@@ -35,6 +36,7 @@ from nas.train.posttrain.generation import answerer, counts, exact_answers, gene
 from nas.train.posttrain.judges import RULES, Sample, command_judge, preference_of
 from nas.train.posttrain.prefer import ACCURACY, PreferSettings, answer_log_probabilities, preference_loss
 from nas.train.posttrain.reward_model import RewardModel
+from nas.train.posttrain.sft import TokenisedConversations
 from nas.train.posttrain.toy_data import TASKS, conversations, is_test, preferences, write_tasks
 from nas.train.recipe import PostTrainingRecipe, run_recipe
 from nas.train.release.options import FileOptions
@@ -249,6 +251,17 @@ def test_alignment_raises_the_chosen_answers_and_merges_follow(member: Path) -> 
     assert aligned.whole_s > aligned.seconds == aligned.spent["train"] and training.prepare_memory_mb
     assert training.config["models"] == [training.before[1].checkpoint, aligned.checkpoint]
     assert run(member, stage, {"kind": "merge", "models": ["prefer"]}).checkpoint == aligned.checkpoint
+
+
+def test_sampled_answers_that_the_template_changes_are_dropped(tmp_path: Path) -> None:
+    calm = with_template(CHATML.replace("{{ m.content }}", "{{ m.content | replace('!', '.') }}") + ASK)
+    chat = ChatTokenizer.read(write_model_tokenizer(tmp_path / "model", calm))
+    question = (Message(role="user", content="one"),)
+    pairs = [Preference(messages=question, chosen="two", rejected=worse) for worse in ("three", "four!")]
+    settings, lines = PreferSettings(pairs=("pairs.jsonl",), held_out=0.0), list[str]()
+    prefer._write_pairs(tmp_path / "pairs.safetensors", pairs, chat, settings, lines.append)
+    assert len(TokenisedConversations(tmp_path / "pairs.safetensors").lengths) == 2
+    assert lines[0].startswith("1 preferences; 0 longer") and lines[1].startswith("1 preferences with an answer that")
 
 
 def test_on_policy_pairs_are_sampled_once(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:

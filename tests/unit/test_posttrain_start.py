@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cli_runner import nas
 from jinja2 import Environment
 from pretrain_lab import SETTINGS, run_here, write_corpus, write_family, write_tokenizer
 from safetensors.torch import load_file
@@ -95,6 +96,22 @@ def test_a_recipe_starts_from_a_folder_of_transformers(root: Path) -> None:
     write_other_weights(model)
     other, after = run(root, SFT).history
     assert other.config["key"] != first.config["key"] and after.config["key"] != again.config["key"]
+
+
+def test_files_are_for_as_many_tokens_as_the_model_to_start_from(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_qwen3(root / "model")
+    config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 4096}
+    (model / "config.json").write_text(json.dumps(config))
+    (root / "recipe.yaml").write_text(json.dumps({"start": "model", "stages": [SFT]}))
+    contexts: list[int] = []
+
+    def record(*_: object, files: FileOptions, **more: object) -> MemberTraining:
+        contexts.append(files.context)
+        raise InvalidInput("enough")
+
+    monkeypatch.setattr("nas.train.recipe.run_recipe", record)
+    assert "enough" in nas("family", "post", "mine", "--size", "small", "--recipe", str(root / "recipe.yaml")).err
+    assert contexts == [4096]
 
 
 def write_other_weights(model: Path) -> None:

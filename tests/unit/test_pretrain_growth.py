@@ -147,7 +147,7 @@ def test_the_layout_of_start_weights_is_in_the_key_if_their_file_names_none(tmp_
     assert _unnamed_layout(plain, Layout.parse(SMALL)) == Layout.parse(SMALL).format()
     with pytest.raises(InvalidInput, match="header names no layout"):
         _unnamed_layout(plain, None)
-    with pytest.raises(InvalidInput, match=r"--start-layout: .*named\.safetensors holds weights of"):
+    with pytest.raises(InvalidInput, match=r"--from-layout: .*named\.safetensors holds weights of"):
         _unnamed_layout(named, Layout.parse(MIXED))
     corpus = write_corpus(tmp_path / "corpus")
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json", corpus)

@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path: Path, cor
     teacher = Model(Layout.parse("d32 v256 ffn=swiglu:32 [C3 A2/1]"))
     save_weights(teacher, tmp_path / "teacher.safetensors")
     assert "has a vocabulary of 256, the member one of 320" in problem(teacher=tmp_path / "teacher.safetensors")
-    assert "5 workers, but a step of one of the stages has 2 sequences" in problem(workers=5)
+    assert "5 workers, but a step of one of the stages has 2 sequences; give it a larger batch" in problem(workers=5)
     long = SETTINGS.stages[0].model_copy(update={"length": 10**6, "share": 1.0}) if SETTINGS.stages else None
     assert "a sequence of stage 'short' takes 1,000,001" in problem(
         settings=SETTINGS.model_copy(update={"stages": (long,)})

@@ -47,6 +47,7 @@ from nas.search.study.proposals import replay
 from nas.serve.views.candidate import candidate_views
 from nas.testing.fake_runtime import FakeRuntime
 from nas.testing.inline_study import trained
+from nas.train.scaling.candidates import Size, candidates
 from nas.train.scaling.source import study_origin
 
 LISTED = [{"name": "fake", "quantisation": ["q4_0", "q8_0"]}]
@@ -237,6 +238,8 @@ def test_a_study_measures_and_scores_each_choice(tmp_path: Path) -> None:
         (measured_on,) = criteria.space.runtimes
         assert (measured_on.quantisation, measured_on.choices) == (winner.quantisation, ()), "a family has the parent's"
         assert criteria.quality == rows[winner.format()]["quality"]["value"]
+        (member,) = candidates(winner, Size("1M", winner.params.total), winner.vocab)
+        assert member.layout == winner.architecture, "which its members do not name"
 
 
 @pytest.mark.parametrize("proposer", ["ehvi", "evolution"])

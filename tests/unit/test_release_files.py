@@ -326,6 +326,7 @@ def test_the_card_states_measured_figures_only(tmp_path: Path) -> None:
     )
     options = FileOptions(measured=(measured,), budgets={"peak RSS at 4K": "700 MB"}, provenance={"study": "demo | 1"})
     text = card("m", STOCK, record, options)
+    assert "| device | figure | tokens of context | value [95 % interval] |" in text
     assert "| phone, llama.cpp q4_0, 4 threads | prefill, tok/s | 4,096 | 412.3 [400, 425] |" in text
     assert "| 32,768 | none: out of memory |" in text
     assert "phone: not used by the search." in text

@@ -99,6 +99,15 @@ def test_scores_are_data_and_an_interrupted_command_continues(tmp_path: Path, mo
         write_scores(folder, [tmp_path / "whole.jsonl"], tmp_path / "again.jsonl", quiet)
 
 
+def test_each_query_has_documents_to_compare(tmp_path: Path) -> None:
+    pairs = [*({"query": f"q{number}", "positive": "a"} for number in range(6)), {"query": "last", "positive": "b"}]
+    folder = str(write_classifier(tmp_path / "teacher"))
+    write_scores(folder, [write_lines(tmp_path / "two.jsonl", pairs)], tmp_path / "s.jsonl", quiet, documents=2)
+    assert all(set(example.documents) == {"a", "b"} for example in read_examples(tmp_path / "s.jsonl"))
+    with pytest.raises(InvalidInput, match="has one document in all"):
+        write_scores(folder, [write_lines(tmp_path / "one.jsonl", pairs[:6])], tmp_path / "t.jsonl", quiet)
+
+
 def test_the_command_takes_documents_of_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "finder", lengths=(16, 48))

@@ -33,6 +33,7 @@ def test_good_report() -> None:
         (run(GOOD | {"prefill_cpu_ms": float("nan")}), "garbage_output", "no report"),
         (run(GOOD | {"info": {"note": "\ud800"}}), "garbage_output", "no report"),
         (run(GOOD | {"decode_ns": [10**400]}), "garbage_output", "beyond"),
+        (run(GOOD | {"decode_cpu_ns": [10**400, 6]}), "garbage_output", "beyond"),
         (run({"v": 1, "error": {"kind": "out_of_memory", "message": "no 9 GB"}}, 71), "out_of_memory", "no 9 GB"),
         (run(exit_code=-6, stderr_tail="what(): std::bad_alloc"), "out_of_memory", "bad_alloc"),
         (run(exit_code=-6, stderr_tail="GGML_ASSERT(buffer) failed"), "crash", "GGML_ASSERT"),

@@ -197,6 +197,12 @@ def test_layouts_with_more_than_a_language_model_are_refused(bed: Bed, part: str
         candidates_of(options(bed, study=study, layouts=(layout,)))
 
 
+def test_a_space_of_another_task_is_refused(bed: Bed) -> None:
+    layout = Layout.parse(LFM2["LFM2-350M"])
+    with pytest.raises(InvalidInput, match="lfm2-colbert is of retrieval"):
+        candidates_of(options(bed, "700M", study=None, layouts=(layout,), space="lfm2-colbert"))
+
+
 def test_a_pattern_that_the_runtime_does_not_carry_is_refused(bed: Bed) -> None:
     parallel = Layout.parse("d128 v256 ffn=swiglu:256 [C3&M16 C3]")
     with pytest.raises(Unsupported, match=r"llama\.cpp does not carry the pattern: layer 0 has two recurrent mixers"):

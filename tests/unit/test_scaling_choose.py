@@ -146,3 +146,21 @@ def test_objectives_of_devices_that_are_left_out_apply_to_the_rest() -> None:
     other = narrowed(space, ("phone",), ())
     assert (other.devices, other.objectives[1].device, other.budgets) == (("phone",), None, ())
     assert narrowed(space, (), ()).objectives[1].device == "local"
+
+
+def test_runtimes_stay_on_their_devices_unless_one_would_have_none() -> None:
+    fake, other = {"name": "fake", "quantisation": "q4_0"}, {"name": "llama.cpp", "quantisation": "q4_0"}
+    space = tiny_space(
+        devices=["local", "phone"],
+        runtimes=[{**fake, "devices": ["local"]}, {**other, "devices": ["phone"]}],
+        objectives=[
+            {"name": "quality", "metric": "quality"},
+            {"name": "latency", "metric": "latency", "workload": "chat", "runtime": "llama.cpp"},
+        ],
+    )
+    assert narrowed(space, ("phone",), ()).targets == [("phone", "llama.cpp")]
+    assert narrowed(space, ("new",), ()).targets == [("new", "fake"), ("new", "llama.cpp")]
+    assert narrowed(space, (), space.runtimes[1:]).targets == [("phone", "llama.cpp")]
+    assert narrowed(space, ("phone",), space.runtimes[:1]).targets == [("phone", "fake")]
+    local = narrowed(space, ("local",), ())
+    assert (local.targets, local.objectives[1].runtime) == ([("local", "fake")], None)

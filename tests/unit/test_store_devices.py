@@ -7,7 +7,8 @@ from store_support import StillClock, add_device, device, key, round_of
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.infra.store import agents, calibrations, devices, jobs
-from nas.infra.store.rows import AgentAccess, DeviceState, Health
+from nas.infra.store.devices import LIMITS
+from nas.infra.store.rows import AgentAccess, DeviceEventKind, DeviceState, Health
 from nas.infra.store.store import Store
 
 
@@ -44,6 +45,20 @@ def test_a_device_that_was_restarted_has_to_be_checked_again(store: Store) -> No
     devices.register(store, "local", [before.model_copy(update={"boot": "2"})], boot_id="boot")
     row = devices.get(store, "box")
     assert (row.health, row.health_reason, row.check_due) == (Health.UNKNOWN, "it was restarted", store.now())
+
+
+def test_a_device_that_was_restarted_after_a_long_absence_changes_its_health_once(
+    store: Store, clock: StillClock
+) -> None:  # fmt: skip
+    add_device(store)
+    before = device().model_copy(update={"boot": "1"})
+    devices.register(store, "local", [before], boot_id="boot")
+    devices.set_health(store, "box", Health.GOOD)
+    clock.time += LIMITS[DeviceState.OFFLINE] + 1
+    [row] = devices.register(store, "local", [before.model_copy(update={"boot": "2"})], boot_id="boot")
+    assert (row.health, row.health_reason, row.checked_at) == (Health.UNKNOWN, "it was restarted", 0)
+    changes = devices.history(store, "box", kind=DeviceEventKind.HEALTH)
+    assert [change.what for change in changes] == ["unknown", "good"]
 
 
 def test_a_device_that_describes_itself_otherwise_has_to_be_checked_again(store: Store) -> None:

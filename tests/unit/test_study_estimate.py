@@ -152,6 +152,15 @@ def test_time_left_falls_while_a_stage_is_under_way(store: Store, clock: StillCl
     assert typical[3] > typical[0], "it takes longer than by the pace so far"
 
 
+def test_a_page_counts_the_cores_that_a_launch_may_use(
+    store: Store, clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_done(store, tiny_space(**ALL_CLIMB), clock, 600.0)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
+    assert estimate_left(store, studies.get(store, "now")) == time_left(store, workers=3)
+
+
 def test_what_people_add_changes_no_estimate(store: Store, clock: StillClock) -> None:
     study = half_done(store, tiny_space(**ALL_CLIMB), clock, 600.0)
     clock.sleep(60.0)

@@ -24,6 +24,11 @@ TTFT = "ttft@chat: 812 ms, limit 800 ms"
         ("borderline", {"reason": TTFT}, f"near a budget, measured again: {TTFT}"),
         ("gated_in", {"figures": FIGURES}, "within the budgets: latency 2498.3 ms, memory 279 MB"),
         ("gated_in", {}, "within the budgets"),
+        (
+            "gated_in",
+            {"figures": [{"name": "speed", "value": 0.31, "low": None, "high": None, "unit": ""}, FIGURES[1]]},
+            "within the budgets: speed 0.31, memory 279 MB",
+        ),
         ("training", {"rung": 1, "name": "short"}, "training at rung short"),
         ("training", {"rung": 1}, "training at rung 1"),
         ("confirming", {}, "promoted to the end, measured again with more repetitions"),

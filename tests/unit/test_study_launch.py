@@ -273,6 +273,7 @@ def test_a_resumed_study_keeps_what_it_learnt_from(store: Store, tmp_path: Path)
     assert opened(tmp_path, resume=True).warm_start == ("first",)
     with pytest.raises(InvalidInput, match="began with first"):
         opened(tmp_path, resume=True, warm_start=("other",))
+    assert studies.get(store, "study").state is StudyState.NEW
 
 
 @pytest.mark.usefixtures("cached", "store")

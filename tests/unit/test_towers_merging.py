@@ -62,12 +62,14 @@ def test_what_does_not_go_together_is_named(tmp_path: Path) -> None:
     write_model(other, frames=FRAMES.model_copy(update={"max_tiles": 3}))
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    (other / VISION.record).write_text("{}")
     for folders, base, settings, output, words in (
         ([first], None, MergeSettings(), "m", "two folders"),
         ([first, tmp_path], None, MergeSettings(), "m", "no model of images"),
         ([tmp_path, first], None, MergeSettings(), "m", "no model with a tower"),
         ([first, other], None, MergeSettings(), "m", "config.json is another"),
         ([first, second], None, MergeSettings(), "run1", "one of the folders"),
+        ([first, second], None, MergeSettings(), "other", "other: holds a trained model"),
         ([first, second], None, MergeSettings(method="ties"), "m", "trained from"),
         ([first, second], None, MergeSettings(weights=(1.0,)), "m", "1 weights for 2"),
     ):

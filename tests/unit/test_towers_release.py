@@ -96,6 +96,15 @@ def test_other_layouts_are_read_by_hilnas(tmp_path: Path) -> None:
     torch.testing.assert_close(read.open().model(*inputs), vision.model(*inputs), atol=1e-6, rtol=0)
 
 
+def test_the_context_of_a_folder_is_that_of_its_language_model(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["max_position_embeddings"]
+    config["text_config"]["max_position_embeddings"] = 2048
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert TowerFolder.read(tmp_path, VISION).context == 2048
+
+
 @pytest.mark.parametrize("layout", [LAYOUT, CUSTOM], ids=["stock", "own"])
 def test_the_language_model_of_a_folder_is_read_alone(tmp_path: Path, layout: Layout) -> None:
     vision = write_model(tmp_path, layout=layout)

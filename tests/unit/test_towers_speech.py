@@ -452,6 +452,13 @@ def test_files_of_speech_need_a_folder(tmp_path: Path, speaking: Path) -> None:
         SpeechTalker(speaking, AUDIO, [], 100, lambda line: None, tmp_path / "a" / "a.wav", "sequential")
 
 
+def test_speech_does_not_overwrite_what_it_answers(tmp_path: Path, speaking: Path) -> None:
+    heard = tmp_path / "heard.wav"
+    soundfile.write(heard, tone(440, 1, 24_000), 24_000)
+    with pytest.raises(InvalidInput, match=r"--speak: .*heard\.wav is a file that this command reads"):
+        SpeechTalker(speaking, AUDIO, [heard], 100, lambda line: None, heard, "sequential")
+
+
 def test_data_of_models_that_do_not_speak_has_no_speech(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="do not speak"):
         VisionSettings.of_stage("mid").spoken(CODEC)

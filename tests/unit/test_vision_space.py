@@ -193,6 +193,9 @@ def test_parts_of_the_time_to_the_first_token_add_up() -> None:
     blind = summarise([Repetition(valid=True, sample=beside, reference=beside)], workload, 1000, None)
     assert blind["image_tokens"].value is None and "tower=" in (blind["image_encoding"].reason or "")
     assert "image_tokens" not in summarise(repetitions, Workload(prompt=16, gen=8), 1000, None)
+    all_of_it = sample(ttft_ms=4.0, tokens=8, info={"images": IMAGES})
+    coarse = summarise([Repetition(valid=True, sample=all_of_it, reference=beside)], workload, 1000, None)
+    assert coarse["prefill_tps"].value is None and coarse["prefill_tps"].reason
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,15 @@ def post(
     See docs/how-to/post-training.md. After an interruption, repeat the command to continue from the last checkpoint.
     """
     from nas.search.spaces.problems import read_model
+    from nas.train.posttrain.start import context_of
     from nas.train.recipe import PostTrainingRecipe, run_recipe
     from nas.train.release.files import files_of
     from nas.train.release.options import kept_options
 
     stages = read_model(recipe, PostTrainingRecipe)
-    files = kept_options(files_of(member_folder(name, size)), None, pte, None)
+    before = files_of(member_folder(name, size))
+    context = None if before or stages.start is None else context_of(recipe.parent / stages.start)
+    files = kept_options(before, context, pte, None)
     with activity(f"preparing {name} {size}") as log:
         record = run_recipe(
             name, size, stages, recipe.resolve().parent, log, workers=workers, files=files, checkpoint_s=checkpoint

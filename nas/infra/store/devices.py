@@ -406,7 +406,7 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
     registered = read(connection, device.id)
     if registered.agent != agent and registered.health is not Health.RETIRED:
         raise NotServed(f"device {device.id!r} is served by agent {registered.agent!r}; remove it there first")
-    heard_from(connection, registered, now)
+    registered = heard_from(connection, registered, now)
     if registered.agent != agent:
         reason = f"moved here from agent {registered.agent!r}"
     elif registered.device != device:

@@ -118,9 +118,8 @@ def _gauge(
 
 def _drift(store: Store) -> dict[tuple[str, str], float]:
     """Returns (device, runtime) -> how far it is off its calibration with the latest build."""
-    latest: dict[tuple[str, str], float] = {}
+    latest: dict[tuple[str, str], float | None] = {}
     for device in pages.calibrated_devices(store):
         for trend in calibrations.drift(store, device, since=store.now() - _DRIFT_S):  # the latest build comes first
-            if trend.off is not None:
-                latest.setdefault((device, trend.runtime), trend.off)
-    return latest
+            latest.setdefault((device, trend.runtime), trend.off)
+    return {place: off for place, off in latest.items() if off is not None}

@@ -141,7 +141,7 @@ def listen_unix(path: Path) -> socket.socket:
     """Returns a Unix socket that only this user can open; its folder gets mode 0700.
 
     Raises:
-        InfrastructureFailed: the path is too long.
+        InvalidInput: the path is too long.
     """
     if len(str(path)) > _LONGEST_SOCKET_PATH:
         raise InvalidInput(f"{path} is too long for a Unix socket; set TMPDIR to a shorter folder")

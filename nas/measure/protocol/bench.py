@@ -154,7 +154,8 @@ async def _profile(options: BenchOptions, subject: Subject, farm: Farm, jobs: Jo
     farm.admit(subject.runtime, runner)
     deadline_s = _PROFILE_DEADLINES * options.protocol.deadline_s
     plan = subject.runtime.plan(subject.artifact, runner, subject.workload, deadline_s)
-    log(f"profiling on {device.id}: one run, each operator timed by itself")
+    without = f", without its {subject.workload.media}" if subject.workload.media else ""
+    log(f"profiling on {device.id}: one run, each operator timed by itself{without}")
     key = content_hash({"profile": subject.artifact.sha256, "at": time.time()})
     result = await jobs.run(key, 0, device.id, Round(candidate=plan, repetitions=1))
     (pair,) = result.pairs

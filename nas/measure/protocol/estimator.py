@@ -286,6 +286,8 @@ def rate(time: Figure, amount: float, unit: str) -> Figure:
     """Returns the figure of `amount` / time, in units of `amount` per second."""
     if time.value is None:
         return time.model_copy(update={"unit": unit})
+    if time.value == 0:  # the rest of another time, on a clock of coarse steps
+        return Figure(value=None, unit=unit, reason="it took no time that the clock shows")
 
     def inverse(ms: float | None) -> float | None:
         return None if ms is None else amount * 1e3 / ms

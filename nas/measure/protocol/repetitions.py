@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from nas.core.errors import CandidateFailed, NasError
-from nas.core.measurement import MEDIA_STEPS, Figure, Measurement, ReferenceTimes, Repetition, Sample
+from nas.core.measurement import MEDIA_STEPS, ClockName, Figure, Measurement, ReferenceTimes, Repetition, Sample
 from nas.core.plan import Conditions, Pair, RawRun
 from nas.core.stats import repetition_figure
 from nas.core.units import show_share
@@ -258,7 +258,9 @@ def read_run(run: RawRun, parse: Parse, *, encodes: bool | None = None) -> tuple
     """
     try:
         sample = parse(run)
-        _require_sense(sample, encodes)
+        for part in (sample, sample.reference):
+            if part is not None:
+                _require_sense(part, encodes)
     except NasError as error:
         return None, error
     return sample, None
@@ -293,7 +295,15 @@ def _refused(reason: str, attempt: int, conditions: Conditions) -> Repetition:
 
 def _require_sense(sample: Sample, encodes: bool | None) -> None:
     sizes = (sample.peak_rss_mb, sample.prefill_rss_mb, sample.decode_rss_mb)
-    figures = [sample.load_ms, sample.ttft_ms, *sample.decode_ns, *(size for size in sizes if size is not None)]
+    clocks: tuple[ClockName, ...] = ("wall", clock_of([sample], 1))
+    passes = (time for clock in clocks for time in run_times(sample, clock).prompts)
+    figures = [
+        sample.load_ms,
+        sample.ttft_ms,
+        *passes,
+        *sample.decode_ns,
+        *(size for size in sizes if size is not None),
+    ]
     if bool(sample.decode_ns) is encodes or not all(0 < figure < math.inf for figure in figures):
         what = "decoded tokens" if encodes else "no decoded token"
         raise CandidateFailed("garbage_output", f"report: {what}, or a time or size that is not above zero")

@@ -48,7 +48,7 @@ from nas.search.analysis.report import study_report
 from nas.search.analysis.snapshot import StudySnapshot
 from nas.search.proposers.api import MOST_COORDINATE, Coordinate, Deviation, RungNumber
 from nas.search.proxy.job import TrainResult
-from nas.search.proxy.quality import QualityScale
+from nas.search.proxy.quality import Quality, QualityScale
 from nas.search.study.events import (
     LEAST_FIGURE,
     MOST_FIGURE,
@@ -58,6 +58,7 @@ from nas.search.study.events import (
     Note,
     Number,
     Observed,
+    Positive,
     Profiled,
     QualityKnown,
     Remeasured,
@@ -189,6 +190,21 @@ class _Transition(BaseModel):
     rung: RungNumber | None = None
     reason: str | None = None
     retryable: bool = False
+
+
+class _LoggedFigure(BaseModel):
+    name: str
+    value: Positive
+    low: Positive | None
+    high: Positive | None
+    unit: str
+
+
+class _Reached(BaseModel):
+    """What lines of the log show of a trial that changes its state."""
+
+    quality: Quality | None = None
+    figures: list[_LoggedFigure] = []
 
 
 class _Scales(BaseModel):
@@ -414,6 +430,8 @@ class _Reader:
 
     def _store_event(self, record: EventRecord) -> None:
         self._check_payload(record.payload)
+        if record.kind not in (EventKind.STUDY, EventKind.PROGRESS):
+            _strictly(_Reached, record.payload)
         new = Event(record.kind, record.payload, record.trial, self._id, at=record.at)
         if (record.kind is EventKind.STUDY) != (record.trial is None):
             raise InvalidInput(f"an event {record.kind.value!r} of trial {record.trial}: only 'study' has no trial")

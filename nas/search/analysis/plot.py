@@ -96,6 +96,7 @@ def front_svg(report: Report) -> str:
     return file.getvalue().decode()
 
 
+@matplotlib.rc_context({"text.parse_math": False})  # names of workloads and corpora may have two dollars
 def _drawn(report: Report) -> Figure:
     # (x, y): an objective to maximise is vertical.
     pairs = [

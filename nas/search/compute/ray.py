@@ -358,7 +358,8 @@ def run_remote_training(spec: Spec, checkpoints: Mapping[str, bytes], text: byte
     if "value" in outcome:
         trained = [key for key, of_seed in outcome["value"].items() if "value" in of_seed]
         names = [f"{key}/{name}" for key in trained for name in (CHECKPOINT, STABLE, WEIGHTS)]
-        outcome["files"] = {name: (folder / name).read_bytes() for name in names}
+        # The evaluation of a library's mix writes weights alone, or nothing.
+        outcome["files"] = {name: path.read_bytes() for name in names if (path := folder / name).is_file()}
         shutil.rmtree(folder, ignore_errors=True)  # a candidate that failed may have left none
     return outcome
 
@@ -384,7 +385,9 @@ def collect_remote_training(spec: Spec, outcome: Outcome) -> Outcome:
     for key, of_seed in outcome["value"].items():
         if "value" not in of_seed:
             continue
-        if hashlib.sha256(files[f"{key}/{WEIGHTS}"]).hexdigest() != of_seed["value"]["weights_sha256"]:
+        weights = files.get(f"{key}/{WEIGHTS}")
+        digest = "" if weights is None else hashlib.sha256(weights).hexdigest()
+        if digest != of_seed["value"]["weights_sha256"]:
             raise InfrastructureFailed(f"the weights of training {key[:12]} were damaged in transit")
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -109,9 +109,7 @@ class Span(BaseModel):
 class EstimatePart(BaseModel):
     """One kind of work of a study."""
 
-    name: str = Field(
-        description="calibration, anchors, export, screen, training, check, confirm, re-measure or re-score"
-    )
+    name: str = Field(description="calibration, anchors, export, screen, training, confirm, re-measure or re-score")
     seconds: Span
 
 
@@ -151,7 +149,7 @@ def estimate_left(store: Store, study: Study, workers: int | None = None) -> Est
     Raises:
         InvalidInput: its space cannot be read.
     """
-    workers = workers or os.cpu_count() or 1
+    workers = workers or len(os.sched_getaffinity(0))  # as a launch
     log = all_events(store, study.id)
     progress = _read(store, study, log)
     if progress is None:

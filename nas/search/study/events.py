@@ -404,7 +404,7 @@ def _transition(kind: str, payload: Mapping[str, Any]) -> str:
         what = f"training at rung {payload.get('name', payload['rung'])}"
     details = [_quality(payload["quality"])] if payload.get("quality") else []
     details += [
-        f"{figure['name']} {show_number(figure['value'], figure['low'], figure['high'])} {figure['unit']}"
+        f"{figure['name']} {show_number(figure['value'], figure['low'], figure['high'])} {figure['unit']}".rstrip()
         for figure in payload.get("figures", ())
     ]
     details += [str(payload["reason"])] if payload.get("reason") else []

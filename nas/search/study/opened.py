@@ -79,7 +79,7 @@ class OpenedStudy:
         corpus: of the study's proxy trainings.
 
     Raises:
-        InvalidInput: the study began with other earlier studies.
+        StudyChanged: the study began with other earlier studies.
 
     Attributes:
         trials: layouts to propose, references not counted.
@@ -93,7 +93,7 @@ class OpenedStudy:
         self.warm_start = earlier[-1].warm_start if earlier else options.warm_start
         if options.warm_start not in ((), self.warm_start):
             names = ", ".join(self.warm_start) or "no other study"
-            raise InvalidInput(f"the study began with {names}; that cannot be changed", where="--warm-start")
+            raise StudyChanged(f"the study began with {names}; that cannot be changed", where="--warm-start")
 
     @classmethod
     @contextmanager

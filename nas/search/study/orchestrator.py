@@ -14,6 +14,7 @@ from nas.core.layout import Layout
 from nas.core.progress import Log
 from nas.core.scoring import PUBLISHED
 from nas.core.trial import Event, TrialState
+from nas.core.units import show_number
 from nas.infra.store.rows import StudyState, Trial
 from nas.search.proposers import Observation, Status
 from nas.search.study.events import Expected
@@ -301,8 +302,12 @@ def _measured(run: TrialRun) -> list[str]:
     """Returns a line of figures for each device, runtime and workload that a trial was measured on."""
     lines = []
     for key, figures in run.figures.items():
-        measured = {name: figures[name] for name in _LOG_METRICS if name in figures and figures[name].value is not None}
-        text = ", ".join(f"{name} {figure.value:.4g} {figure.unit}" for name, figure in measured.items())
+        measured = {name: figures[name] for name in _LOG_METRICS if name in figures}
+        text = ", ".join(
+            f"{name} {show_number(figure.value)} {figure.unit}"
+            for name, figure in measured.items()
+            if figure.value is not None
+        )
         if text:
             lines.append(f"{run.reference} reference, {key.workload} on {key.device} ({key.runtime}): {text}")
     return lines

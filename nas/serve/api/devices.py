@@ -258,7 +258,7 @@ class DriftView(BaseModel):
     build: str | None = Field(description="id of the runtime's build; null where the calibration does not say")
     calibration: str = Field(description="hash of the build, the reference model, its workload, threads and cores")
     reference_ms: float | None = Field(description="the calibration; null where there is none")
-    off: float | None = Field(description="share by which the latest calm runs are off it; null: too few")
+    off: float | None = Field(description="share by which the latest runs are off it; null: too few")
     recalibrate: bool = Field(description="whether that is beyond the limit")
     runs: list[ReferenceRunView]
 

@@ -150,7 +150,8 @@ def family_view(name: str) -> FamilyView:
         UnknownName: there is no such family.
         InvalidInput: the name is not valid, or a record is damaged.
     """
-    family = read_family(name)
+    # A folder that was copied or renamed has a record with the earlier name.
+    family = read_family(name).model_copy(update={"name": name})
     folder = family_folder(name)
     compared = (read_record(path, Comparison) for path in sorted(folder.glob("comparison-*.json")))
     return FamilyView(

@@ -153,6 +153,7 @@ class Curve(View):
     at: list[float] = Field(description="seconds since the epoch")
     device_seconds: list[float] = Field(description="of the study's own measurements by then")
     hypervolume: list[float]
+    counted: int = Field(description="complete trials that count by now")
 
 
 class FrontFile(View):
@@ -561,7 +562,8 @@ def reference_entries(study: StudySnapshot, keys: Sequence[str]) -> list[Referen
 
 def _curve(study: StudySnapshot) -> Curve:
     columns = {name: [getattr(step, name) for step in study.curve.steps] for name in Step._fields}
-    return Curve(**columns, device_seconds=study.device_seconds_until(columns["at"]).tolist())
+    device_seconds = study.device_seconds_until(columns["at"]).tolist()
+    return Curve(**columns, device_seconds=device_seconds, counted=len(study.counted))
 
 
 def share_views(study: StudySnapshot) -> list[ShareView]:

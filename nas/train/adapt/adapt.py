@@ -76,6 +76,7 @@ from nas.train.pretrain.cost import STATE_BYTES, UTILISATION, gpu_costs
 from nas.train.pretrain.data import Tokens, Vocabulary
 from nas.train.pretrain.next_token import ALL, Packed, bits_of, held_out_windows, window_nats
 from nas.train.release.files import write_files
+from nas.train.release.found_tokenizer import FoundTokenizer
 from nas.train.release.options import DEFAULT_PTE_CONTEXT, FileOptions
 from nas.train.release.tokenizer import MemberTokenizer
 
@@ -518,7 +519,11 @@ class Adaptation:
             times.tokens(hours, library.tokens, healing.tokens)
         quiet = replace(self.worker, log=lambda line: None)
         training = time_library(
-            lambda folder, settings: self._open_library(folder, settings, quiet), library, self.alternatives, log
+            lambda folder, settings: self._open_library(folder, settings, quiet),
+            library,
+            self.alternatives,
+            log,
+            self._scratch(),
         )
         pairs = len(neighbouring_pairs(self.alternatives, self.request.pairs, library.seed))
         times = replace(
@@ -535,17 +540,22 @@ class Adaptation:
 
     def _healing_seconds(self, quiet: Worker) -> float:
         """Returns seconds of healing for each token, of a child as large as the model."""
-        tokens, checkpoints = self.healing_text.sequences * self.healing_text.length, self.folder / _TRAINING
-        checkpoints.mkdir(exist_ok=True)  # they are large: where there is room for those of the healing
-        library = self._open_library(checkpoints, self.request.library, quiet)
+        tokens, scratch = self.healing_text.sequences * self.healing_text.length, self._scratch()
+        library = self._open_library(scratch, self.request.library, quiet)
 
         def seconds(steps: int) -> float:
             healing = self.request.healing.model_copy(update={"tokens": steps * tokens})
-            with tempfile.TemporaryDirectory(dir=checkpoints) as folder:
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
                 return train_child(library.mix({}), library, self.healing_text, healing, Path(folder))
 
         seconds(1)  # what only the first training takes, such as loading kernels, does not count
         return seconds(_TIMED_STEPS) / _TIMED_STEPS / tokens
+
+    def _scratch(self) -> Path:
+        """Returns a folder for files meanwhile, which are large: where there is room for checkpoints of the healing."""
+        folder = self.folder / _TRAINING
+        folder.mkdir(exist_ok=True)
+        return folder
 
     def _open_library(
         self, folder: Path, settings: LibrarySettings, worker: Worker, workers: Workers | None = None
@@ -717,6 +727,7 @@ def write_child(adaptation: Adaptation, report: Mapping[str, Any]) -> list[str]:
         name="child",
         tokenizer=adaptation.tokenizer,
         gguf=(*stored_as, *request.gguf),
+        context=FoundTokenizer(adaptation.tokenizer, request.model).context,
         pte_context=DEFAULT_PTE_CONTEXT if request.pte else None,
         pte=layout.quantisation or None if request.runtime == EXECUTORCH else None,
         budgets={name: f"{limit:g} {metric(name).unit}" for name, limit in report["budgets"].items()},

@@ -111,7 +111,10 @@ def train_child(model: Model, library: Library, text: Packed, healing: Healing, 
         ]
     )
     checkpoint = TrainingCheckpoint(folder / f"{key}.safetensors", {"key": key}, interval_s=_CHECKPOINT_S)
-    state = TrainingState(model, Optimiser(weight_decay=0.0, clip=1.0, balance_rate=1e-3), steps)
+    feeding = [layer.ffn for layer in model.layout.layers if layer.ffn is not None]
+    # Experts scored by a softmax have no bias: its steps would soon be larger than most of their scores.
+    softmax = any(block.kind == "moe" and block.get("softmax") for block in feeding)
+    state = TrainingState(model, Optimiser(weight_decay=0.0, clip=1.0, balance_rate=0.0 if softmax else 1e-3), steps)
     fit(
         state,
         [phase],

@@ -106,6 +106,7 @@ def time_library(
     settings: LibrarySettings,
     alternatives: Alternatives,
     log: Log,
+    scratch: Path,
 ) -> LibraryTimes:
     """Times training and scoring of all alternatives, at one depth of each kind of layer.
 
@@ -114,11 +115,12 @@ def time_library(
         settings: of the library.
         alternatives: that it holds.
         log: takes one line for each kind of layer.
+        scratch: folder for the libraries meanwhile.
     """
     depths = sorted({slot.depth for slot in alternatives})
     step_tokens = settings.sequences * settings.length
     token = scores = 0.0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
 
         def library(depth: int, steps: int) -> Library:
             sized = settings.model_copy(update={"tokens": steps * step_tokens})

@@ -777,7 +777,8 @@ def trim(folder: Path, limit_bytes: int) -> int:
     removed = 0
     try:
         with locked(folder / _USE, 0.0):
-            files = [path for part in ("training", "blocks") for path in (folder / part).glob("*.safetensors")]
+            # All files: also what processes left that were killed while they wrote one.
+            files = [path for part in ("training", "blocks") for path in (folder / part).glob("*")]
             stats = {path: path.stat() for path in files}
             excess = sum(stat.st_size for stat in stats.values()) - limit_bytes
             for path, stat in sorted(stats.items(), key=lambda item: item[1].st_mtime_ns):

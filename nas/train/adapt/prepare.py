@@ -15,6 +15,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, StudyBusy
 from nas.core.layout import Layout
 from nas.core.limit import Limit
 from nas.core.replacement import Alternative, Slot, slots_of
+from nas.measure.protocol.file_choice import require_measured
 from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.model.nn.fit import Precision, Worker, native_precision
 from nas.model.nn.weights import checkpoint_layout
@@ -67,6 +68,8 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
     limits = [Limit.parse(text, relative=True) for text in request.budget]
     if len({limit.metric for limit in limits}) < len(limits):
         raise InvalidInput("several budgets of one metric: give one", where="--budget")
+    for limit in limits:
+        require_measured(limit.metric, request.workload, "--budget")
     FileOptions(name="child", gguf=request.gguf).checked_name(request.output)
     model, output = request.model, request.output
     if not model.exists():

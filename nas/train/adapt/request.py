@@ -112,6 +112,7 @@ class AdaptRequest(AdaptSettings):
             UnknownName: the runtime does not have one.
             Unsupported: the runtime cannot tell what rounding loses.
         """
+        whole = self.deploy_quantisation  # also a single one is refused before anything is trained
         if self.quantisation is None or len(self.quantisation) < 2:
             return ()
         runtime = RUNTIMES[self.runtime]
@@ -119,11 +120,11 @@ class AdaptRequest(AdaptSettings):
             raise Unsupported(
                 f"what a quantisation of {self.runtime} loses is not known: name one", where=_QUANTISATION
             )
-        first = Quantisation.parse(self.deploy_quantisation)
+        first = Quantisation.parse(whole)
         names = (first.others, *self.quantisation[1:])
         for name in names:
             runtime.require_quantisation(name)
-        if any("+" in name for name in names) or any(role != "embedding" for role, _ in first.parts):
+        if any("+" in name for name in names) or first.shares or any(role != "embedding" for role, _ in first.parts):
             raise InvalidInput(
                 "places choose from plain names; the first may add the embedding's, as in q8_0+embedding:q4_0",
                 where=_QUANTISATION,

@@ -309,13 +309,20 @@ def _write_pairs(
     path: Path, pairs: Sequence[Preference], chat: ChatTokenizer, settings: PreferSettings, log: Log
 ) -> None:
     """Writes chosen and rejected answers in turn, those of a pair next to each other."""
-    encoded, conversations = [], []
+    encoded, conversations, changed = [], [], 0
     for pair in pairs:
-        both = [chat.conversation(pair.conversation(answer), last=True) for answer in (pair.chosen, pair.rejected)]
+        try:
+            both = [chat.conversation(pair.conversation(answer), last=True) for answer in (pair.chosen, pair.rejected)]
+        except InvalidInput:  # of a sampled answer, such as one with reasoning; those of files were checked
+            changed += 1
+            continue
         if all(len(ids) <= settings.length for ids, _ in both):
             encoded.append(both)
             conversations.append(pair.conversation(pair.chosen))
-    log(f"{len(encoded):,} preferences; {len(pairs) - len(encoded):,} longer than {settings.length:,} tokens dropped")
+    longer = len(pairs) - len(encoded) - changed
+    log(f"{len(encoded):,} preferences; {longer:,} longer than {settings.length:,} tokens dropped")
+    if changed:
+        log(f"{changed:,} preferences with an answer that the chat template changes were dropped")
     if not encoded:
         raise InvalidInput(
             "no preference is left to train on: all answers to a question have one score, or are too long",

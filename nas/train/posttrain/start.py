@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -90,6 +91,13 @@ def origin_of(folder: Path) -> Origin:
     if not (child.is_file() and tokenizer.is_file()):
         raise InvalidInput("its adaptation has not ended: run the same `nas adapt` again", where=str(folder))
     return Origin(folder, checkpoint_layout(child), "adapted child", (child,), tokenizer)
+
+
+def context_of(folder: Path) -> int | None:
+    """Returns the tokens that the model in a folder is meant for; None: there is no model with its tokenizer."""
+    with suppress(InvalidInput):
+        return found_tokenizer(origin_of(folder).tokenizer).context
+    return None
 
 
 @dataclass(frozen=True)

@@ -402,8 +402,8 @@ def _train(
     workers = 1 if isinstance(plan, GivenWeights) else request.workers or max(1, gpus)
     if workers > plan.most_workers:
         raise InvalidInput(
-            f"{workers} workers, but a step of one of the stages has {plan.most_workers} sequences; raise batch_tokens"
-            " or take fewer workers",
+            f"{workers} workers, but a step of one of the stages has {plan.most_workers} sequences; give it a larger"
+            " batch, or take fewer workers",
             where="--workers",
         )
     if 0 < gpus < workers:  # Ray would wait for more without end

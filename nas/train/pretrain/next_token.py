@@ -128,7 +128,7 @@ def _unnamed_layout(start: Path, option: Layout | None) -> str | None:
             raise
         return option.format()
     if option not in (None, named):
-        raise InvalidInput(f"{start} holds weights of {named}", where="--start-layout")
+        raise InvalidInput(f"{start} holds weights of {named}", where="--from-layout")
     return None
 
 

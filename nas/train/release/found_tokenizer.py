@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +40,10 @@ class FoundTokenizer:
     def context(self) -> int:
         """Tokens that the model is meant for."""
         if isinstance(self.tokenizer, ModelTokenizer):
-            for file, name in ((MODEL, "max_position_embeddings"), (CONFIG, "model_max_length")):
-                value = self.tokenizer.settings[file].get(name)
+            model, config = (self.tokenizer.settings[file] for file in (MODEL, CONFIG))
+            text = model.get("text_config")  # of a model with a tower
+            values = [one.get("max_position_embeddings") for one in (model, text) if isinstance(one, Mapping)]
+            for value in (*values, config.get("model_max_length")):
                 if isinstance(value, int) and 0 < value < _MOST_CONTEXT:
                     return value
         return DEFAULT_CONTEXT

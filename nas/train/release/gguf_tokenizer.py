@@ -59,29 +59,29 @@ def tokenizer_of_gguf(file: GgufFile) -> ModelTokenizer:
         raise InvalidInput("its tokenizer names a token twice", where=where)
     usual = _USUAL if kind == "llama" else {}
     named = {purpose: _named(file, tokens, name, usual.get(name)) for name, purpose in _PURPOSES.items()}
+    begin = named["bos"]
     try:
         if kind == "gpt2":
             tokenizer, starts = _byte_level(file, used)
         else:
             tokenizer, starts = _sentencepiece(file, used, types), True
+        for i, token in enumerate(tokens):
+            if types[i] in (TokenType.CONTROL, TokenType.USER_DEFINED):
+                special = types[i] == TokenType.CONTROL
+                added = AddedToken(token, normalized=False, special=special)
+                (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([added])
+        if bool(file.fields.get(f"{_PREFIX}add_bos_token", starts)) and begin is not None:
+            if begin not in used:
+                raise InvalidInput(f"its tokenizer begins texts with {begin!r}, which is an unused token", where=where)
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=f"{begin} $A",
+                pair=f"{begin} $A {begin} $B:1",
+                special_tokens=[(begin, used[begin])],
+            )
     except NasError:
         raise
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise InvalidInput(f"its tokenizer is damaged: {error}", where=where) from error
-    for i, token in enumerate(tokens):
-        if types[i] in (TokenType.CONTROL, TokenType.USER_DEFINED):
-            special = types[i] == TokenType.CONTROL
-            added = AddedToken(token, normalized=False, special=special)
-            (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([added])
-    begin = named["bos"]
-    if bool(file.fields.get(f"{_PREFIX}add_bos_token", starts)) and begin is not None:
-        if begin not in used:
-            raise InvalidInput(f"its tokenizer begins texts with {begin!r}, which is an unused token", where=where)
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{begin} $A",
-            pair=f"{begin} $A {begin} $B:1",
-            special_tokens=[(begin, used[begin])],
-        )
     ends = [file.fields.get(f"{_PREFIX}{name}_token_id", usual.get(name)) for name in ("eos", "eot", "eom")]
     by_text = set(_ENDS) - ({"<|end|>"} if "<|return|>" in used else set())  # it ends parts of a harmony answer
     ends += [i for i, token in enumerate(tokens) if token in by_text and types[i] == TokenType.CONTROL]

@@ -107,7 +107,7 @@ def _measured(measured: Sequence[MeasuredModel]) -> str:
         for figure in one.figures
     ]
     notes = [f"{one.device}: not used by the search." for one in measured if not one.searched]
-    return "\n\n".join((_table(("device", "figure", "tokens of context", "median [95 % interval]"), rows), *notes))
+    return "\n\n".join((_table(("device", "figure", "tokens of context", "value [95 % interval]"), rows), *notes))
 
 
 def _where(one: MeasuredModel) -> str:

@@ -195,7 +195,11 @@ def _done(part: Path, key: str) -> int:
 def _filled(
     examples: Sequence[Example], done: int, count: int, index: Path | None, seed: int
 ) -> Iterator[tuple[Example, list[str]]]:
-    """Yields each example from number `done` on, with its documents and others up to `count`, each once."""
+    """Yields each example from number `done` on, with its documents and others up to `count`, each once; two at least.
+
+    Raises:
+        InvalidInput: there is one document in all.
+    """
     search = None if index is None else open_index(index)
     for first in range(done, len(examples), _INDEXED_AT_ONCE):
         batch = examples[first : first + _INDEXED_AT_ONCE]
@@ -205,7 +209,13 @@ def _filled(
             hits = search([example.query for example in batch], count)
             more = [[hit.text for hit in best] for best in hits]
         for example, texts in zip(batch, more, strict=True):
-            yield example, list(dict.fromkeys([*example.documents, *texts]))[: max(count, len(example.documents))]
+            chosen = list(dict.fromkeys([*example.documents, *texts]))[: max(count, len(example.documents))]
+            if len(chosen) < 2:
+                other = next((one.documents[0] for one in examples if one.documents[0] not in chosen), None)
+                if other is None:
+                    raise InvalidInput("has one document in all, and scores are compared with others", where="--data")
+                chosen.append(other)
+            yield example, chosen
 
 
 def _others(examples: Sequence[Example], number: int, count: int, seed: int) -> list[str]:

@@ -272,7 +272,8 @@ def _support_decisions(space: SearchSpace, layout: Layout) -> Iterator[BuildDeci
 
 def _layout_decision(layout: Layout, parent: Layout, choice: Choice) -> BuildDecision:
     reason = "the parent itself, which has this size: the search that found it has tried other shapes"
-    return BuildDecision(what="layout", value=layout.format(), reason=reason if layout == parent else choice.reason())
+    reason = reason if layout == parent.architecture else choice.reason()
+    return BuildDecision(what="layout", value=layout.format(), reason=reason)
 
 
 def _quality_decisions(

@@ -177,6 +177,7 @@ def candidates(parent: Layout, size: Size, vocab: int) -> list[ScaledLayout]:
     Raises:
         InvalidInput: no shape has these weights; the message gives the nearest.
     """
+    parent = parent.architecture  # members name no quantisation: it is that of the runtimes
     experts = moe_of(parent)
     if size.admits(parent.params) and vocab == parent.vocab and (experts is None) == (size.active is None):
         return [ScaledLayout(parent, 0.0, "heads", experts)]

@@ -244,8 +244,10 @@ def given_origin(
     """Returns given layouts, with equal weights, and the criteria of a space.
 
     Raises:
-        InvalidInput: a layout has a tower or token vectors.
+        InvalidInput: a layout has a tower or token vectors, or the space is not of generation.
     """
+    if space.task != "generation":
+        raise InvalidInput(f"{space.name} is of {space.task}, and members generate text", where="--space")
     pattern = find_pattern(_layout_winners(layouts))
     narrow = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
     decisions = (_objectives_decision(narrow, f"space {space.name}"), _reference_decision(narrow, None))
@@ -370,9 +372,23 @@ def _budget_decision(space: SearchSpace) -> BuildDecision:
 def narrowed(space: SearchSpace, devices: tuple[str, ...], runtimes: tuple[RuntimeSpace, ...]) -> SearchSpace:
     """Returns the space on other devices or runtimes (none given: its own), without budgets.
 
-    Objectives on a device or a runtime that is left out apply to all remaining ones.
+    Objectives on a device or a runtime that is left out apply to all remaining ones. Runtimes stay on their devices,
+    unless a device would have none.
     """
-    devices, runtimes = devices or space.devices, runtimes or space.runtimes
+    paired = space.model_copy(update={"runtimes": runtimes or space.runtimes})
+    devices = devices or tuple(filter(paired.labels_on, space.devices))
+    labels = [paired.labels_on(device) for device in devices]
+    if not all(labels):
+        labels = [list(paired.labelled)] * len(devices)
+    running = {
+        label: tuple(device for device, names in zip(devices, labels, strict=True) if label in names)
+        for label in paired.labelled
+    }
+    runtimes = tuple(
+        runtime.model_copy(update={"devices": running[label]}) if runtime.devices else runtime
+        for label, runtime in paired.labelled.items()
+        if running[label]
+    )
     names = {name for runtime in runtimes for name in (runtime.name, runtime.title)}
 
     def fitted(objective: Objective) -> Objective:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nas.core.durable import write_durably
+from nas.core.durable import require_output, write_output
 from nas.core.errors import InvalidInput
 from nas.core.progress import Log
 from nas.train.posttrain.model_source import TorchTalker
@@ -111,8 +111,7 @@ class SpeechTalker(TowerTalker):
             raise InvalidInput(
                 "does not speak: `nas family audio --codec` gives a model a head that does", where=str(folder)
             )
-        if not speak.parent.is_dir():
-            raise InvalidInput(f"there is no folder {speak.parent}", where="--speak")
+        require_output(speak, reads=paths, flag="--speak")
         self._head, self._speak, self._mode = self._whole.head, speak, mode
         self._detokenizer = read_codec(folder / CODEC).detokenizer
         if self._detokenizer.shape.books != self._head.shape.books:
@@ -156,4 +155,4 @@ class SpeechTalker(TowerTalker):
         self._speech += samples
         content = io.BytesIO()
         soundfile.write(content, torch.cat(self._speech).clamp(-1, 1).numpy(), SPEECH_RATE, "PCM_16", format="WAV")
-        write_durably(self._speak, content.getvalue())
+        write_output(self._speak, content.getvalue(), flag="--speak")

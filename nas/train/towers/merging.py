@@ -44,10 +44,11 @@ def merge_runs(folders: Sequence[Path], base: Path | None, settings: MergeSettin
         folders: with equal layouts, towers, tokenizers and codecs.
         base: that they were trained from; only a soup needs none.
         settings: of the merge.
-        output: folder of the result, which others must not be.
+        output: folder of the result: none of the others, and none that a training wrote.
 
     Raises:
-        InvalidInput: a folder is none, or differs from the first; or see `nas.train.posttrain.merging.merge`.
+        InvalidInput: a folder is none, or differs from the first; the output holds a trained model; or see
+            `nas.train.posttrain.merging.merge`.
         InfrastructureFailed: the result cannot be written.
     """
     if len(folders) < 2:
@@ -60,6 +61,8 @@ def merge_runs(folders: Sequence[Path], base: Path | None, settings: MergeSettin
         raise InvalidInput(
             "no model with a tower: `nas family vision` and `audio` write such folders", where=str(folders[0])
         )
+    if (output / modality.record).is_file():
+        raise InvalidInput("holds a trained model; name another folder", where=str(output))
     for folder in sources:
         TowerFolder.read(folder, modality)
         if not (folder / SINGLE).is_file():
