@@ -9,6 +9,7 @@ import contextlib
 import errno
 import io
 import os
+import signal
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -70,6 +71,9 @@ def main() -> None:
     """Runs the command line; expected errors become one message on stderr and an exit code."""
     _open_streams()
     _share_processor()
+    with contextlib.suppress(ValueError):  # outside of the main thread
+        # As Ctrl-C: what a command has started ends with it, also as the first process of a container.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _require_text()
         app(prog_name="nas")

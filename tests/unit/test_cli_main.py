@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 
 import pytest
@@ -140,3 +141,27 @@ def test_threads_of_torch_sleep_soon_unless_variables_say_otherwise(
         [sys.executable, "-c", script + show], env=environment | variables, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == str(spins)
+
+
+def test_sigterm_ends_what_a_command_has_started() -> None:
+    script = """
+import os
+from nas.cli import main
+from nas.measure.runtimes.toolchain import stream
+
+def build(**settings):
+    stream(["/bin/sh", "-c", "sleep 600 & echo $!; wait"], deadline_s=600, env=os.environ, on_line=print)
+
+main.app = build
+main.main()
+"""
+    command = [sys.executable, "-u", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        sleeping = int(process.stdout.readline())
+        process.terminate()
+        assert process.wait(60) != 0
+    with pytest.raises(ProcessLookupError):
+        for _ in range(600):  # whoever inherits it reaps it soon
+            os.kill(sleeping, 0)
+            time.sleep(0.1)
