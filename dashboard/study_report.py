@@ -6,13 +6,13 @@ import json
 import shlex
 from importlib.resources import files
 
-import yaml
 from markupsafe import Markup
 
 from nas.infra.store.store import Store
 from nas.search.analysis.plot import front_svg
 from nas.search.analysis.report import study_report
 from nas.search.analysis.snapshot import StudySnapshot
+from nas.search.spaces.yaml_text import dump_yaml
 from nas.search.study.events import Calibrated, notes
 from nas.serve.dashboard.pages import render
 from nas.serve.views.family import family_page
@@ -36,7 +36,7 @@ def study_report_html(store: Store, study: StudySnapshot) -> str:
         calibrations=list(calibrations.values()),
         picture=Markup(picture[picture.index("<svg") :]),  # without the XML declaration, which HTML does not have
         style=_style(),
-        space=yaml.safe_dump(json.loads(json.dumps(study.record.study.space)), sort_keys=False, allow_unicode=True),
+        space=dump_yaml(json.loads(json.dumps(study.record.study.space))),
         study=shlex.quote(study.name),
     )
 

@@ -6,11 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
 from nas.core.canonical import content_hash
 from nas.core.space import VECTORS, SearchSpace
-from nas.search.spaces.yaml_text import FLOAT
+from nas.search.spaces.yaml_text import dump_yaml
 
 
 def space_json(space: SearchSpace) -> dict[str, Any]:
@@ -55,22 +53,7 @@ def space_yaml(space: SearchSpace) -> str:
         if choices := runtime.pop("choices", None):
             runtime["quantisation"] = choices
     data["model"] = _short_knobs(data["model"])
-    return yaml.dump(
-        {"v": 1} | data, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True, default_flow_style=None
-    )
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as such, after `|`."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # PyYAML leaves out the quotes of some texts that are numbers to YAML 1.2, such as 1e3 and 08.
-    style = "|" if "\n" in text else "'" if FLOAT.fullmatch(text) else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text)
+    return dump_yaml({"v": 1} | data, flow=None)
 
 
 def _short_knobs(knobs: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""YAML with line numbers, safe for untrusted files.
+"""YAML with line numbers, safe for untrusted files, and values as such YAML.
 
 The plain data of the YAML 1.2 core schema: no tags, no dates, no octal or base-60 numbers, and `yes`, `no`, `on`, `off`
 are words. A repeated key is an error. Anchors, aliases and merge keys work, within a bound on the nodes they
@@ -26,7 +26,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where PyYAML was built with it: ten times faster."""
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 _INT = re.compile(r"[-+]?\d+")
-FLOAT = re.compile(r"[-+]?(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?")
+_FLOAT = re.compile(r"[-+]?(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?")
 
 
 @dataclass
@@ -71,6 +71,30 @@ def read_yaml(text: str, name: str) -> Document:
     if root is not None:
         document.value = _Builder(document).build(root, ())
     return document
+
+
+def dump_yaml(value: Any, *, width: int = 110, flow: bool | None = False) -> str:
+    """Returns a document that `read_yaml` reads as the same value.
+
+    Args:
+        value: mappings, lists and scalars.
+        width: of lines, in characters.
+        flow: whether collections are in brackets; None: those of scalars alone are.
+    """
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=width, allow_unicode=True, default_flow_style=flow)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as such, after `|`."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML leaves out the quotes of some texts that are numbers to YAML 1.2, such as 1e3 and 08.
+    style = "|" if "\n" in text else "'" if _FLOAT.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
 
 
 def _check_size(text: str, name: str) -> None:
@@ -152,7 +176,7 @@ class _Builder:
             return _WORDS[text.lower()]
         if _INT.fullmatch(text) and len(text) < _MAX_DIGITS:
             return int(text)
-        if not FLOAT.fullmatch(text):
+        if not _FLOAT.fullmatch(text):
             return text
         if math.isinf(number := float(text)):
             raise self._error(node, f"{text[:_MAX_DIGITS]} is too large for a number")

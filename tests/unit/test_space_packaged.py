@@ -33,6 +33,7 @@ from nas.search.spaces import (
     space_text,
     space_yaml,
 )
+from nas.search.spaces.yaml_text import dump_yaml, read_yaml
 from nas.search.study.check import support_filter
 
 SPACES = list_spaces()
@@ -201,6 +202,13 @@ def test_yaml_of_a_space_gives_it_back(name: str) -> None:
 def test_yaml_keeps_texts_that_look_like_numbers() -> None:
     space = load_space("lfm2-demo").model_copy(update={"devices": ("25921e05", "08", "1.5")})
     assert parse_space(space_yaml(space), "again.yaml") == space
+
+
+@pytest.mark.parametrize("flow", [None, False, True])
+def test_values_are_read_as_they_were_written(flow: bool | None) -> None:
+    texts = ["08", "1e3", "1.5", "null", "~", "", "yes", "true", "- x", "a: b", "two\nlines", "2026-11-30", "é", "!x"]
+    value = {"1e3": texts, "numbers": [8, 1.5, None, True], "nested": {"08": {"x": []}}}
+    assert read_yaml(dump_yaml(value, flow=flow), "again.yaml").value == value
 
 
 def test_difference_names_what_changed() -> None:

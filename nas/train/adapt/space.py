@@ -19,7 +19,6 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-import yaml
 
 from nas.core.block import Block
 from nas.core.canonical import sha256_of
@@ -47,6 +46,7 @@ from nas.model.nn.model import Model
 from nas.search.proxy.mixes import IDS, assembled_mix
 from nas.search.proxy.quality import paired_spread
 from nas.search.spaces import load_space
+from nas.search.spaces.yaml_text import dump_yaml
 from nas.train.adapt.adapt import Adaptation
 from nas.train.adapt.costs import lent, replaced_by
 from nas.train.adapt.library import Library, Replacement
@@ -128,7 +128,7 @@ def write_space(adaptation: Adaptation) -> dict[str, Any]:
     }
     build = "any" if any(carried(layout).verdict == "patched" for layout in mixes) else "stock"
     space = _space(adaptation, path.stem, build, [layout for layout in mixes if layout != start], start, quality)
-    write_output(path, yaml.safe_dump(space, sort_keys=False, width=1000).encode(), flag="--write-space")
+    write_output(path, dump_yaml(space, width=1000).encode(), flag="--write-space")
     load_space(path)
     return {
         "space": str(path),
