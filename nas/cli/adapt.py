@@ -24,7 +24,7 @@ from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.progress import activity
 from nas.core.durable import require_output
 from nas.core.errors import InvalidInput
-from nas.core.units import show_duration
+from nas.core.units import show_duration, show_number
 from nas.measure.runtimes import DEFAULT_RUNTIME
 
 app = command_app()
@@ -196,7 +196,7 @@ def _show(report: dict[str, Any]) -> None:
     rows = [
         (
             f"{child['predicted']['loss']:.4f}",
-            *(f"{child['measured'][name]:.4g}" for name in names),
+            *(show_number(child["measured"][name]) for name in names),
             child["layout"],
         )
         for child in report["front"]
@@ -206,7 +206,7 @@ def _show(report: dict[str, Any]) -> None:
         rows = [
             (
                 _change(*child["bits_per_byte_change"]["all"]),
-                *(f"{child['measured'][name]:.4g}" for name in names),
+                *(show_number(child["measured"][name]) for name in names),
                 child["layout"],
             )
             for child in report["curve"]
@@ -249,4 +249,4 @@ def _figure(child: dict[str, Any], teacher: dict[str, Any], name: str) -> str:
     """Formats a budget's figure of the child and of the model, and the chance that the child keeps the budget."""
     chance = child["chances"].get(name)
     odds = "" if chance is None else f", kept with a chance of {chance:.1%}"
-    return f"{child['measured'][name]:.4g}, model {teacher['measured'][name]:.4g}{odds}"
+    return f"{show_number(child['measured'][name])}, model {show_number(teacher['measured'][name])}{odds}"

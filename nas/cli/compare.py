@@ -32,7 +32,7 @@ from nas.core.errors import InvalidInput, NasError
 from nas.core.limit import Limit
 from nas.core.logs import visible
 from nas.core.progress import Log, Progress
-from nas.core.units import show_figure
+from nas.core.units import show_figure, show_number
 from nas.measure.protocol.bench import BUSY, BenchOptions, bench_each
 from nas.measure.protocol.file_choice import (
     Bits,
@@ -261,7 +261,7 @@ def _cells(candidate: Candidate, count: int, *, scored: bool, by_type: bool, bus
     return [
         _text(candidate, "file_size", "MB"),
         _text(candidate, "prefill_tps"),
-        *["" if decode.typical is None else f"{decode.typical:.4g}"] * busy,
+        *["" if decode.typical is None else show_number(decode.typical)] * busy,
         figure_text(decode.value, ends=(decode.low, decode.high), reason=decode.reason),
         _text(candidate, "peak_rss", "MB"),
         *["unknown" if bits is None else f"{bits:.4f}"] * scored,

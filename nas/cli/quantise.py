@@ -29,7 +29,7 @@ from nas.core.errors import InvalidInput
 from nas.core.limit import Limit
 from nas.core.metrics import metric
 from nas.core.progress import Log
-from nas.core.units import show_figure
+from nas.core.units import show_figure, show_number
 from nas.core.workload import Workload
 from nas.measure.protocol.file_choice import require_measured
 
@@ -229,7 +229,7 @@ def _fields(chosen: Quantised) -> Iterator[tuple[str, object]]:
     for check in chosen.checks:
         figure, expected = check.figure, chosen.expected[check.limit.metric]
         value = figure_text(figure.value, figure.unit, (figure.low, figure.high), figure.reason)
-        yield str(check.limit), f"{check.verdict}: {value}; expected {expected:.4g} {figure.unit}"
+        yield str(check.limit), f"{check.verdict}: {value}; expected {show_number(expected)} {figure.unit}"
 
 
 def _json(output: Path, chosen: Quantised) -> dict[str, Any]:
