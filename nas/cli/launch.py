@@ -301,7 +301,7 @@ def _submit(client: UsersClient, options: LaunchOptions, space: str) -> None:
     """Submits a study, or resumes it with `--resume`. Submitting the same study again is idempotent."""
     if options.resume:
         client.post(f"/v1/studies/{part(options.study)}/run")
-        say(f"study {options.study} is resumed on {client.url}")
+        say(f"study {options.study} is resumed on {client.url}, with trials as it was submitted")
         return
     request = {
         "study": options.study,

@@ -25,6 +25,7 @@ from nas.model.nn.weights import save_weights
 from nas.train.adapt.checkpoints import import_model
 from nas.train.posttrain.conversations import ChatTokenizer, Conversation
 from nas.train.posttrain.evaluate import chat_tokenizer
+from nas.train.posttrain.model_source import open_model
 from nas.train.posttrain.start import Origin, require_member
 from nas.train.posttrain.toy_data import write_tasks
 from nas.train.pretrain import member_training
@@ -112,6 +113,13 @@ def test_files_are_for_as_many_tokens_as_the_model_to_start_from(root: Path, mon
     monkeypatch.setattr("nas.train.recipe.run_recipe", record)
     assert "enough" in nas("family", "post", "mine", "--size", "small", "--recipe", str(root / "recipe.yaml")).err
     assert contexts == [4096]
+
+
+def test_a_file_of_weights_is_no_model_to_talk_to(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(8))
+    message = "is a file: name a GGUF file, or a folder"
+    with pytest.raises(InvalidInput, match=message), open_model(tmp_path / "model.safetensors", 64):
+        pass
 
 
 def write_other_weights(model: Path) -> None:

@@ -19,7 +19,7 @@ from nas.measure.runtimes.llama_cpp import binding
 from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.model.nn.model import Model
 from nas.model.nn.weights import load_model
-from nas.train.adapt.checkpoints import import_model
+from nas.train.adapt.checkpoints import import_model, read_model
 from nas.train.release.found_tokenizer import FoundTokenizer, found_tokenizer
 
 _CONTEXT = 1 << 16
@@ -48,6 +48,8 @@ def open_model(source: Path, context: int) -> Iterator[OpenModel]:
     """
     if not source.exists():
         raise InvalidInput("no such file or folder", where=str(source))
+    if not is_gguf(source):
+        read_model(source)  # before its tokenizer, which a file that is no model would be taken for
     tokenizer = found_tokenizer(source)
     context = min(context, tokenizer.context)
     if is_gguf(source):
