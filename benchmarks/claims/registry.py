@@ -69,6 +69,8 @@ COVERAGE: Mapping[str, tuple[str, ...] | Nothing] = {
     "nas.core.scoring.QualityValue.recall_sd": ("recall: interval of the value",),
     "nas.core.scoring.QualityValue.sd": QUALITY,
     "nas.measure.protocol.file_choice.Check.chance": ("budget: chance that it is kept",),
+    "nas.search.analysis.archive._LoggedFigure.high": FIGURE,
+    "nas.search.analysis.archive._LoggedFigure.low": FIGURE,
     "nas.search.analysis.agreement.Coefficient.high": (
         "agreement: interval of Spearman's rho",
         "agreement: interval of Kendall's tau",
