@@ -10,9 +10,10 @@ searches as they are now.
 
 The LFM2 report (arXiv:2511.23404, section 2) found that the others add nothing. Two spaces are searched with equal
 trials: `all`, the base with each of its families of mixers, and `plain`, the same with convolutions and grouped-query
-attention alone. Searches of one folder are a batch: they have one database, one device and the same figures of the
-references. Neither space has anchors: those are layouts of the space, and qualities of two spaces would be of two
-scales. No two searches have the same seed: those of one seed would draw alike, and would not be independent.
+attention alone. Searches of one device and the same figures of the references are a batch: a folder has one until the
+device is found faster or slower and calibrated again. Neither space has anchors: those are layouts of the space, and
+qualities of two spaces would be of two scales. No two searches have the same seed: those of one seed would draw alike,
+and would not be independent.
 
 V of a search is the hypervolume of its complete layouts with quality on fresh seeds, from one corner for all searches.
 With several searches of each space the plain one loses
@@ -26,9 +27,10 @@ nothing at this resolution; what is between is undecided. The report says how li
 these show a true loss of 5 % or 20 %, and take equal spaces for equal.
 
 The report also has what shows whether this answer depends on a choice; none of it decides. Corners are moved in
-quality. Figures of the device are those that the search chose layouts by, or of a second measurement. V after half of
-the trials and after all is of the quality that the search itself knew, as only layouts near the last front have fresh
-seeds. And two searches together, where one of `all` need not find what a plain one has, lose
+quality. Figures of the device are those that the search chose layouts by, or a second measurement, of fronts alone,
+which is one batch. V after half of the trials and after all is of the quality that the search itself knew, as only
+layouts near the last front have fresh seeds. And two searches together, where one of `all` need not find what a plain
+one has, lose
 
     1 - exp(mean log V(plain i + plain k) - mean log V(plain i + all j)).
 
@@ -39,10 +41,10 @@ The loss is that after equal trials: `plain` is a part of `all`, so a search wit
 space, but one of 40 trials may. Qualities are those of proxies of 64 channels after 65,000 tokens, recall is read from
 the front alone, and linear mixers learn fast at first: nothing is concluded about longer trainings.
 
-`again` measures all layouts with fresh seeds a second time, in a study of their own. It takes parts (`ABLATIONS`) out
-of those with linear and state mixers that add most to the front of all searches, measures what is left in the same
-study, and trains proxies of both on seeds that nothing was chosen by; what the runtime does not carry has no figures of
-a device. Studies are in benchmarks/recorded/mixers.json.gz, these trainings in mixers-trainings.jsonl.
+`again` measures the front of each search a second time, in a study of their own. It takes parts (`ABLATIONS`) out of
+those with linear and state mixers that add most to the front of all searches, measures what is left in the same study,
+and trains proxies of both on seeds that nothing was chosen by; what the runtime does not carry has no figures of a
+device. Studies are in benchmarks/recorded/mixers.json.gz, these trainings in mixers-trainings.jsonl.
 """
 
 from __future__ import annotations
@@ -262,7 +264,7 @@ def run(folder: Path, base: str, seeds: Sequence[int], trials: int, path: Path =
 
 
 def again(folder: Path, members: int, minutes: float, path: Path = RECORDED) -> None:
-    """Measures layouts with fresh seeds a second time, measures and trains ablations of the best; records all.
+    """Measures the front of each search a second time, measures and trains ablations of the best; records all.
 
     Raises:
         InvalidInput: the searches have not ended, or no layout has fresh seeds.
@@ -270,7 +272,7 @@ def again(folder: Path, members: int, minutes: float, path: Path = RECORDED) -> 
     searches = [study for study in load(path) if study["side"] in SIDES]
     if waiting := len(searches) - len(complete_searches(searches)):
         raise InvalidInput(f"{waiting} of {len(searches)} searches have not ended: `run` continues them")
-    layouts = [row["layout"] for study in searches for row in fresh(study)]
+    layouts = [*chain.from_iterable(front([study]) for study in searches)]
     if not layouts:
         raise InvalidInput("nothing to measure again: no layout has quality on fresh seeds")
     whole = [layout for layout in front(searches) if _WITHOUT_STATES in ablations(layout)][:members]
@@ -340,11 +342,16 @@ def searched(study: Recorded, trials: int) -> list[Row]:
 
 
 def measured_again(searches: Sequence[Recorded], second: Recorded) -> list[Recorded]:
-    """Returns searches with the figures of a second measurement; layouts without them are left out."""
+    """Returns searches with the figures of a second measurement; layouts without them are left out.
+
+    It is one study, so they are one batch.
+    """
     figures = {row["layout"]: row["objectives"] for row in complete(second)}
+    batch = {key: second.get(key) for key in ("devices", "references")}
     return [
         {
             **study,
+            **batch,
             "told": [
                 {**row, "objectives": {**row["objectives"], **figures[row["layout"]]}}
                 for row in study["told"]
@@ -364,7 +371,7 @@ class Volume(NamedTuple):
 
 
 def batch_of(study: Recorded) -> str:
-    """Returns what all searches of a database have, and no others: their device, and figures of the references."""
+    """Returns what searches of a database have and no others, until the device is calibrated again."""
     return json.dumps([study.get("devices"), study.get("references")], sort_keys=True)
 
 
@@ -641,13 +648,15 @@ def _progress(studies: Sequence[Recorded], marks: Sequence[int], compared: Seque
 
 def _losses(compared: Sequence[Recorded], marks: Sequence[int], second: Recorded | None) -> str:
     """Returns the answer by the rule above, which the first row decides, and a row for each way to compute the loss."""
+    plain = sum(study["side"] == "plain" for study in compared)
     ways: dict[str, Callable[[], Loss]] = {
         f"fresh seeds, corner: {name}": partial(_loss, compared, shift) for name, shift in CORNERS.items()
     }
     if second is not None:
-        ways["fresh seeds, measured again"] = lambda: _loss(measured_again(compared, second))
+        studies = measured_again(compared, second)
+        ways["fresh seeds, measured again"] = partial(_loss, studies)
+        ways["fresh seeds, measured again, two searches together"] = lambda: Loss.of_pairs(pairs(studies), plain)
     ways |= {f"the search's seeds, first {mark} trials": partial(_loss, compared, 0.0, mark) for mark in marks}
-    plain = sum(study["side"] == "plain" for study in compared)
     ways["fresh seeds, two searches together"] = lambda: Loss.of_pairs(pairs(compared), plain)
     answer, power, rows = "undecided", "", list[tuple[str, ...]]()
     for name, compute in ways.items():

@@ -262,7 +262,9 @@ def test_a_second_measurement_takes_the_place_of_the_first() -> None:
     (study,) = searches([], "ehvi")
     rows = fresh(study)
     slower = [{**row, "objectives": {"latency": row["objectives"]["latency"] + 0.1}} for row in rows[:5]]
-    (second,) = measured_again([study], {**study, "told": slower})
+    device = {"devices": ["box"], "references": {"published": {"latency": 10.0}}}
+    (second,) = measured_again([study], {**study, **device, "told": slower})
+    assert {key: second[key] for key in device} == device
     assert [row["layout"] for row in fresh(second)] == [row["layout"] for row in rows[:5]]
     for before, after in zip(rows, fresh(second), strict=False):
         assert after["objectives"] == {**before["objectives"], "latency": before["objectives"]["latency"] + 0.1}
