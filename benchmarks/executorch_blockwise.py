@@ -127,7 +127,7 @@ def _logits(file: Path, runtime_build: Build, vocab: int, scratch: Path) -> NDAr
 def _prompt(
     layout: Layout, runtime_build: Build, forms: dict[str, Form], prompt: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Runs every form in turn, in rotating order."""
+    """Runs every form in turn, backwards every second time."""
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in forms}
     for number in range(options.repetitions):
         for name in sorted(forms, reverse=bool(number % 2)):

@@ -77,7 +77,7 @@ def read_recordings(folder: Path) -> list[Recording]:
 
 @dataclass(frozen=True)
 class Cell:
-    """Errors of one figure under one condition, in per cent.
+    """Errors of one figure under one condition: shares, and 100 times natural logarithms.
 
     Args:
         bias: of the ratio candidate / reference against the idle machine's.

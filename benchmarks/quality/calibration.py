@@ -379,7 +379,10 @@ def _alone(
 def _between(
     plan: Plan, trained: Mapping[str, Mapping[str, Any]], scale: QualityScale, layouts: Sequence[str], long: Floats
 ) -> list[dict[str, str]]:
-    """Returns how recorded trainings of lengths between the protocol's and the long ones order the layouts."""
+    """Returns how recorded trainings of lengths between the protocol's and the long ones order the layouts.
+
+    Their seeds are the first ones of the long trainings.
+    """
     rows, pairs = [], ~np.eye(len(layouts), dtype=bool)
     for times in range(2, plan.times):
         other = replace(plan, times=times, seeds=_BETWEEN_SEEDS)

@@ -64,8 +64,9 @@ def test_other_work_ends_with_the_launch(tmp_path: Path, monkeypatch: pytest.Mon
     program = f"import os, time; open('{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(60)"
     monkeypatch.setattr(any_machine, "_LOOP", (sys.executable, "-I", "-S", "-c", program))
     with beside("loop", tmp_path, threading.Event()):
-        pass
-    assert all(not Path(f"/proc/{path.name}").exists() for path in tmp_path.iterdir())
+        until(lambda: any(tmp_path.iterdir()))
+    (loop,) = tmp_path.iterdir()
+    assert not Path(f"/proc/{loop.name}").exists()
 
 
 def test_a_loop_ends_with_the_process_that_started_it_however_that_ended() -> None:
