@@ -61,6 +61,13 @@ def test_units_are_hardened_and_come_back(unit: Path) -> None:
     assert service["User"] != "root"
 
 
+def test_units_of_one_machine_share_the_host_lock() -> None:
+    for unit in UNITS:
+        service = section(unit, "Service")
+        assert "NAS_LOCK=/run/hilnas/lock" in unit.read_text()
+        assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("hilnas", "yes")
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_units_see_gpus(unit: Path) -> None:
     lines = unit.read_text().splitlines()
