@@ -295,7 +295,7 @@ def drift(runs: Sequence[ReferenceRunView], label: str, now: float) -> Plot:
         series.append(Series("temperature", warm, hue=_MAIN, right=True))
     limits = [Limit("y", f"limit: {100 * share:+g} %", 100 * share) for share in (SLOWER_LIMIT, -FASTER_LIMIT)]
     return Plot(
-        f"{label}: {len(runs)} reference runs, the latest {100 * (runs[-1].ratio - 1):+.2f} %",
+        f"{label}: {len(runs)} reference runs, the latest {100 * (runs[-1].ratio - 1):+z.2f} %",
         series,
         Axis(f"{'hours' if hours else 'days'}, 0 is now", covers=(0.0,)),
         Axis("% off the calibration", covers=[limit.value for limit in limits]),

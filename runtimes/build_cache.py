@@ -209,7 +209,7 @@ def build_once(
         if is_complete():  # made by the process that held the lock before
             return
         for abandoned in folder.glob(".building-*"):  # their makers were killed: this process holds the lock
-            shutil.rmtree(abandoned)
+            shutil.rmtree(abandoned, ignore_errors=True)  # programs that they started may still write
         free = shutil.disk_usage(folder).free
         if free < needed_bytes:
             raise OSError(errno.ENOSPC, f"{free >> 20} MB free, a build needs {needed_bytes >> 20}")

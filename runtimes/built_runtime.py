@@ -29,6 +29,7 @@ from nas.measure.runtimes.build_cache import (
     Variant,
     build_once,
     first_that_runs,
+    plan_file,
     smoke_test,
     without_tools,
     write_manifest,
@@ -367,8 +368,13 @@ class BuiltRuntime(ABC, Generic[S]):
             return product
 
         folder = self.folder / spec.build_id
-        build_once(folder, self.name, self.disk_bytes, make, log, lambda: self._read(folder) is not None)
+        build_once(folder, self.name, self.disk_bytes, make, log, lambda: self._is_intact(folder))
         return self.load(spec.build_id)
+
+    def _is_intact(self, folder: Path) -> bool:
+        """Returns whether a folder holds a complete build whose files are what its record says."""
+        build = self._read(folder)
+        return build is not None and all(plan_file(folder / name) == file for name, file in build.runner.files.items())
 
     def profiler(self, runner: Runner, log: Log) -> Runner:
         """Returns the profiler on the libraries of `runner`, and makes it unless the cache has it.

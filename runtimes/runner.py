@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,8 @@ _TEXT_OF_SECOND = 32
 _NONSENSE = 1e15
 """Eleven days in nanoseconds."""
 _NOT_STARTED = (126, 127)
-_SIGKILL = -9
+_FROM_OUTSIDE = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM})
+"""Signals that no runner sends to itself."""
 _REASON_OF_EXIT: dict[int, FailureReason] = {
     LOAD_FAILED: "export",
     DECODE_FAILED: "crash",
@@ -228,9 +230,9 @@ def _failure(raw: RawRun) -> CandidateFailed | InfrastructureFailed:
     out_of_memory = isinstance(error, dict) and error.get("kind") == "out_of_memory"
     if out_of_memory or "std::bad_alloc" in raw.stderr_tail:  # an uncaught C++ exception ends in SIGABRT
         return CandidateFailed("out_of_memory", message)
-    if raw.exit_code == _SIGKILL:
+    if -raw.exit_code in _FROM_OUTSIDE:
         # The device reports its own kills as `timed_out`; others are the kernel's, or somebody's on the device.
-        if raw.conditions.oom_kills:
+        if raw.exit_code == -signal.SIGKILL and raw.conditions.oom_kills:
             return CandidateFailed("out_of_memory", f"killed by the kernel for memory: {message}")
         return InfrastructureFailed(f"the runner was killed from outside: {message}")
     if raw.exit_code < 0:

@@ -20,10 +20,11 @@ from nas.cli.options import (
     RuntimeOption,
     ThreadsOption,
 )
-from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
+from nas.cli.output import JsonFlag, figure_text, print_fields, print_json, print_table, say
 from nas.cli.progress import activity
 from nas.core.durable import require_output
 from nas.core.errors import InvalidInput
+from nas.core.metrics import metric
 from nas.core.units import show_duration, show_number
 from nas.measure.runtimes import DEFAULT_RUNTIME
 
@@ -201,7 +202,8 @@ def _show(report: dict[str, Any]) -> None:
         )
         for child in report["front"]
     ]
-    print_table(("summed score", *names, "layout"), rows, "front, before healing")
+    heads = [f"{name} [{unit}]" if (unit := metric(name).unit) else name for name in names]
+    print_table(("summed score", *heads, "layout"), rows, "front, before healing")
     if report["curve"]:
         rows = [
             (
@@ -211,7 +213,7 @@ def _show(report: dict[str, Any]) -> None:
             )
             for child in report["curve"]
         ]
-        print_table(("bits per byte", *names, "layout"), rows, "curve, after healing")
+        print_table(("bits per byte", *heads, "layout"), rows, "curve, after healing")
     teacher, child = report["teacher"], report["child"]
     changes = {name: _change(*change) for name, change in child["bits_per_byte_change"].items()}
     bits = f"{child['bits_per_byte']:.4f}, model {teacher['bits_per_byte']:.4f}, {changes['all']}"
@@ -242,11 +244,12 @@ def _stored(child: dict[str, Any], teacher: dict[str, Any]) -> str:
 
 def _change(value: float, low: float | None, high: float | None) -> str:
     """Formats a change of bits per byte with its interval."""
-    return f"{value:+.1%}" if low is None or high is None else f"{value:+.1%} ({low:+.1%} to {high:+.1%})"
+    return f"{value:+z.1%}" if low is None or high is None else f"{value:+z.1%} ({low:+z.1%} to {high:+z.1%})"
 
 
 def _figure(child: dict[str, Any], teacher: dict[str, Any], name: str) -> str:
     """Formats a budget's figure of the child and of the model, and the chance that the child keeps the budget."""
     chance = child["chances"].get(name)
     odds = "" if chance is None else f", kept with a chance of {chance:.1%}"
-    return f"{show_number(child['measured'][name])}, model {show_number(teacher['measured'][name])}{odds}"
+    texts = (figure_text(one["measured"][name], metric(name).unit) for one in (child, teacher))
+    return f"{', model '.join(texts)}{odds}"

@@ -106,14 +106,16 @@ def main() -> None:
 def _open_streams() -> None:
     """Opens the standard streams that the caller has closed, so that no file of ours gets their numbers.
 
-    What the locale cannot encode is escaped.
+    What the locale cannot encode is escaped; what it cannot decode is refused by whoever reads it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - in this order: 0, 1, 2
-    if isinstance(sys.stdout, io.TextIOWrapper):  # layouts and tables have characters that some locales have not
-        with contextlib.suppress(OSError):  # it may be nobody's any more
-            sys.stdout.reconfigure(errors="backslashreplace")
+    # Layouts and tables have characters that some locales have not, and a message may be in another encoding.
+    for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "surrogateescape")):
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(OSError):  # it may be nobody's any more
+                stream.reconfigure(errors=errors)
 
 
 def _share_processor() -> None:

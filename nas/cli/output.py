@@ -134,10 +134,15 @@ def print_rows(
         numbers: of columns at the end that are right-aligned in Markdown.
     """
     if format is Format.CSV:
+        from nas.search.analysis.report import harmless  # which takes long to load
+
         table = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
         table.writeheader()
         table.writerows(
-            {name: visible(value, keep="\n\t") if isinstance(value, str) else value for name, value in row.items()}
+            {
+                name: harmless(visible(value, keep="\n\t")) if isinstance(value, str) else value
+                for name, value in row.items()
+            }
             for row in rows
         )
     elif format is Format.MARKDOWN:

@@ -146,7 +146,7 @@ def _row(label: str, row: Mapping[str, Any], objectives: Sequence[Mapping[str, A
 
 def _value(row: Mapping[str, Any], objective: Mapping[str, Any], wide: bool) -> str:
     """Returns a value with the digits that its noise leaves; `wide`: and with its 95 % interval."""
-    value, sd = row["objectives"][objective["name"]], row["sd"][objective["name"]]
+    value, sd = row["objectives"][objective["name"]], row["value_sd"][objective["name"]]
     if value is None or sd is None:
         return "" if value is None else show_number(value)
     low, high = interval(value, sd, objective["transform"])

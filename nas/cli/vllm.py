@@ -231,7 +231,7 @@ def _remarks(row: dict[str, Any]) -> Iterator[str]:
     if row["foreign_tokens"]:
         yield f"the server also generated {row['foreign_tokens']} tokens for others"
     if row["cached_prompt_tokens"]:
-        yield f"{row['cached_prompt_tokens']:g} tokens of prompts were in the server's cache"
+        yield f"{row['cached_prompt_tokens']:,.0f} tokens of prompts were in the server's cache"
     for name in ("decode_p50_ms", "ttft_p95_ms"):
         if row[name]["value"] is None and row["batch"] > 1:
             yield f"{name} unknown: {row[name]['reason']}"

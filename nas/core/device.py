@@ -60,13 +60,13 @@ class Device(BaseModel):
     isa: DeviceText | None = Field(
         None, description="x86-64 level that measurements are restricted to, such as 'x86-64-v3'; none: all it has"
     )
-    cores: int = Field(lt=1 << 14)
+    cores: int = Field(ge=0, lt=1 << 14)
     clusters: tuple[Cluster, ...] = Field((), max_length=64, description="biggest first; one where all cores are alike")
     pinned_to: tuple[CoreNumber, ...] = Field((), description="cores that its owner chose for runners")
     threads: int | None = Field(
         None, ge=1, le=1024, description="threads of every workload here; none: as the workload says"
     )
-    memory_mb: int
+    memory_mb: int = Field(ge=0, lt=10**9)
     page_size: int | None = Field(None, description="bytes of a page of memory")
     os: DeviceText
     libc: DeviceText | None = Field(None, description="C library of its programs, such as 'glibc 2.36' or 'bionic'")

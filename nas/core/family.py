@@ -283,7 +283,7 @@ class Evaluation(FamilyRecord):
         ]
         for group, shares in self.means.items():
             pytorch, *files = shares.values()
-            changes = [cell for share in files for cell in (f"{share:.1%}", f"{100 * (share - pytorch):+.1f}")]
+            changes = [cell for share in files for cell in (f"{share:.1%}", f"{100 * (share - pytorch):+z.1f}")]
             rows.append([f"mean: {group}", "", f"{pytorch:.1%}", *changes])
         return rows
 
@@ -310,7 +310,7 @@ def _cells(score: TaskScore) -> list[str]:
     if score.change is None:
         return [str(score)]
     value, low, high = (100 * share for share in score.change)
-    return [str(score), f"{value:+.1f} ({low:+.1f} to {high:+.1f})"]
+    return [str(score), f"{value:+z.1f} ({low:+z.1f} to {high:+z.1f})"]
 
 
 class MemberTraining(FamilyRecord):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nas.core.device import CoreNumber
+
 MAX_OUTPUT = 1 << 20
 """Bytes of a process's stdout."""
 MAX_REPETITIONS = 10_000
@@ -65,7 +67,7 @@ class Plan(BaseModel):
     args: tuple[str, ...]
     env: dict[str, str] = Field(default_factory=dict)
     threads: int = Field(1, ge=1)
-    affinity: tuple[int, ...] = ()
+    affinity: tuple[CoreNumber, ...] = ()
     deadline_s: float = Field(gt=0, description="the process group is killed after this many seconds")
     output_limit: int = Field(
         MAX_OUTPUT, gt=0, le=MAX_OUTPUT, description="bytes of stdout kept; more is the runner's fault"
@@ -87,8 +89,8 @@ class EnergyUsed(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     counter: str = Field(max_length=200)
-    joules: float = Field(ge=0)
-    steps: int = Field(ge=0, description="the same in the counter's own unit")
+    joules: float = Field(ge=0, lt=1e15)
+    steps: int = Field(ge=0, lt=1 << 63, description="the same in the counter's own unit")
 
 
 class Conditions(BaseModel):

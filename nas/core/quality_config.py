@@ -139,6 +139,8 @@ class LibrarySource(Strict):
 
 _REFERENCES = 2
 _LEAST_DOF = 8
+_ROUNDING = 1e-9
+"""Less than a candidate: 0.07 of 100 are 7, not 8, though the product of the floats is a little more than 7."""
 
 
 class Rung(Strict):
@@ -197,7 +199,7 @@ class Rung(Strict):
         """Returns how many of `candidates` are promoted; at least one where there is one."""
         if self.keep is None:
             return candidates
-        count = self.keep if isinstance(self.keep, int) else math.ceil(self.keep * candidates)
+        count = self.keep if isinstance(self.keep, int) else math.ceil(self.keep * candidates - _ROUNDING)
         return min(candidates, count)
 
 

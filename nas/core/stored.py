@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
@@ -42,8 +43,8 @@ def stored(kind: str, version: int, inputs: Any, make: Callable[[], bytes], *, s
 def stored_folder(kind: str, version: int, inputs: Any, make: Callable[[Path], None]) -> Path:
     """Returns the folder `CACHE/kind/HASH` as `make` fills it, called only if the folder does not exist.
 
-    `make` writes into an empty folder beside it, which is then renamed: other processes see it whole or not at all.
-    Arguments are those of `stored`.
+    `make` writes into an empty folder beside it, which is then synced and renamed: other processes see it whole or not
+    at all, also after a power cut. Arguments are those of `stored`.
     """
     path = _place(kind, version, inputs, "")
     if not path.is_dir():
@@ -53,6 +54,9 @@ def stored_folder(kind: str, version: int, inputs: Any, make: Callable[[Path], N
             folder = Path(temporary, "content")
             folder.mkdir()
             make(folder)
+            for file in filter(Path.is_file, folder.rglob("*")):
+                with file.open("rb") as content:
+                    os.fsync(content.fileno())
             try:
                 folder.rename(path)
             except OSError:

@@ -122,7 +122,9 @@ class Front(list[Json]):
                 "p_front": row["p_front"],
                 "objective": objective["name"],
                 "unit": objective["unit"],
-                **_interval(row["objectives"][objective["name"]], row["sd"][objective["name"]], objective["transform"]),
+                **_interval(
+                    row["objectives"][objective["name"]], row["value_sd"][objective["name"]], objective["transform"]
+                ),
             }
             for row in self
             for objective in self._objectives

@@ -144,7 +144,9 @@ def test_libraries_export_what_no_header_declares(library: str, symbol: str) -> 
 
 
 def test_no_library_needs_torch() -> None:
-    for path in (installed_sdk().folder / "lib").glob("libexecutorch*.so"):
+    libraries = [*(installed_sdk().folder / "lib").glob("libexecutorch*.so")]
+    assert libraries
+    for path in libraries:
         dynamic = subprocess.run(["readelf", "-d", str(path)], check=True, capture_output=True, text=True).stdout
         assert "libtorch" not in dynamic and "libc10" not in dynamic
 

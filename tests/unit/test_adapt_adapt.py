@@ -826,7 +826,7 @@ def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypa
     done = nas(*argv)
     assert done.code == 0, done.err
     assert next(shares) > FEW.healing.tokens // FEW.healing.length, "others measure between its passes"
-    assert "bits per byte" in done.out
+    assert "bits per byte" in done.out and "decode_p50 [ms]" in done.out and " ms, model " in done.out
     card = (tmp_path / "out/files/README.md").read_text()
     assert "tokens to choose blocks and to judge healing; another" in card
     assert "adapted from" in card and "before healing" in card
@@ -1027,7 +1027,11 @@ def test_a_folder_is_imported_once_and_after_the_checks(
         with pytest.raises(InfrastructureFailed, match="MB are needed"):
             start()
     assert not (tmp_path / "out/teacher.safetensors").exists() and not messages
+    half_written = [tmp_path / "out" / name for name in ("teacher.safetensors.0f1e.partial", ".child.safetensors.x1")]
+    for path in half_written:
+        path.touch()
     start().claim()
+    assert not any(path.exists() for path in half_written)
     assert len([line for line in messages if line.startswith("importing")]) == 1
     mtime = (tmp_path / "out/teacher.safetensors").stat().st_mtime_ns
     assert start().teacher.layout == LAYOUT

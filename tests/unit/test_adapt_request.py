@@ -9,7 +9,7 @@ import pytest
 from cli_runner import nas
 from typer.main import get_command
 
-from nas.cli.adapt import app
+from nas.cli.adapt import _change, app
 from nas.core.errors import InvalidInput
 from nas.train.adapt.request import AdaptRequest, AdaptSettings, read_request
 
@@ -26,12 +26,13 @@ def test_options_override_keys_of_the_file_and_others_stay(tmp_path: Path) -> No
     assert request.prompt == AdaptRequest.model_fields["prompt"].default
 
 
-def test_paths_of_the_file_start_at_its_folder(tmp_path: Path) -> None:
+def test_paths_of_the_file_start_at_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
     path = tmp_path / "adapt.json"
-    path.write_text('{"model": "lfm2", "corpus": ["a", "/b"], "output": "out", "budget": ["ttft<=1s"]}')
+    path.write_text('{"model": "lfm2", "corpus": ["a", "/b", "~/c"], "output": "out", "budget": ["ttft<=1s"]}')
     request = read_request(path, {"output": "elsewhere"})
     assert request.model == tmp_path / "lfm2"
-    assert request.corpus == (tmp_path / "a", Path("/b"))
+    assert request.corpus == (tmp_path / "a", Path("/b"), Path("/home/me/c"))
     assert request.output == Path("elsewhere"), "of the command line: from the working folder"
 
 
@@ -107,3 +108,7 @@ def test_defaults_of_options_do_not_override_the_file(tmp_path: Path) -> None:
     command = ("adapt", "model", "-b", "ttft<=1s", "-c", str(tmp_path), "-o", str(tmp_path), "--config", str(path))
     assert "--ray-address" in nas(*command).err
     assert "--ray-address" not in nas(*command, "--workers", "1", "--ray-address", "").err
+
+
+def test_a_change_of_next_to_nothing_is_no_minus_zero() -> None:
+    assert _change(-1e-5, -4e-4, 2e-4) == "+0.0% (+0.0% to +0.0%)"

@@ -32,11 +32,11 @@ MEMORY = {
 
 def row(trial: int, quality: float, latency: float, memory: float) -> dict[str, Any]:
     objectives = {"quality": quality, "latency": latency, "memory": memory}
-    return {"trial": trial, "objectives": objectives, "sd": dict.fromkeys(objectives, 0.01)}
+    return {"trial": trial, "objectives": objectives, "value_sd": dict.fromkeys(objectives, 0.01)}
 
 
 def reference(name: str, **objectives: float | None) -> dict[str, Any]:
-    return {"name": name, "objectives": objectives, "sd": dict.fromkeys(objectives, 0.01)}
+    return {"name": name, "objectives": objectives, "value_sd": dict.fromkeys(objectives, 0.01)}
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_budgets_are_drawn_on_axes_of_their_device_and_runtime(report: dict[str,
 
 
 def test_noise_that_is_not_known_has_no_interval(report: dict[str, Any]) -> None:
-    report["front"][0]["sd"]["latency"] = report["references"][0]["sd"]["quality"] = None
+    report["front"][0]["value_sd"]["latency"] = report["references"][0]["value_sd"]["quality"] = None
     assert words_of(front_svg(report)).count("trial 93") == 3
 
 

@@ -127,6 +127,7 @@ def test_a_check_puts_a_good_device_in_doubt_and_leaves_a_bad_one_bad(lab: Lab) 
 
 def test_a_removed_device_comes_back_by_release_only(lab: Lab) -> None:
     put(lab.store, "a")
+    take(lab.store)
     assert "jobs to do" in refusal(lab.client().post("/v1/devices/box/remove"), 422, "invalid_input")
     jobs.cancel(lab.store, [job["id"] for job in lab.get("/v1/jobs")["jobs"]])
     assert order(lab, "remove")["health"] == "retired"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ten_mistakes
 from api_lab import Lab, refusal, space_text
-from store_support import new_study, proposal
+from store_support import new_study, proposal, put
 
 from nas.core.trial import EventKind
 from nas.infra.store import leases, studies, trials
@@ -50,6 +50,15 @@ def test_a_submitted_study_is_queued_started_and_reported(lab: Lab) -> None:
     study = lab.get("/v1/studies/mine")
     assert study["report"] == json.loads(json.dumps(study_report(lab.store, "mine")))
     assert study["submission"]["state"] == "running"
+
+
+def test_an_order_to_a_device_says_who_submitted_the_studies_that_wait(lab: Lab) -> None:
+    submit(lab)
+    put(lab.store, "a", trial=(begin(lab), None))
+    for path, body in [("drain", None), ("label", {"name": "desk"}), ("reserve", {"for_s": 60, "reason": "mine"})]:
+        answer = lab.client(Role.OPERATE).post(f"/v1/devices/box/{path}", json=body)
+        assert answer.status_code == 200, answer.text
+        assert [waiting["submitted_by"] for waiting in answer.json()["queue"]] == ["operate"]
 
 
 def test_submitting_again_gives_the_same_study_and_another_one_is_refused(lab: Lab) -> None:

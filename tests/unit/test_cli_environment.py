@@ -208,6 +208,19 @@ def test_what_the_locale_cannot_encode_is_escaped() -> None:
     assert json.loads("".join(lines)) == {"a": "↓💥"} and cell == r"\u2193"
 
 
+def test_what_the_locale_cannot_decode_is_left_to_its_reader() -> None:
+    script = (
+        "from nas.cli.main import _open_streams; _open_streams()\n"
+        "from nas.cli.output import asked_lines\n"
+        "print([ascii(line) for line in asked_lines()])"
+    )
+    env = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, input=b"caf\xe9\ntea\n", capture_output=True, check=True
+    )
+    assert done.stdout.decode().strip() == str([ascii("caf\udce9\n"), ascii("tea\n")])
+
+
 def test_messages_that_nobody_can_read_end_no_study() -> None:
     script = "from nas.cli.output import say; say('trial 1'); print('done')"
     command = f'"{sys.executable}" -c "{script}" 2>/dev/full'

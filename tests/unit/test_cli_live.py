@@ -12,7 +12,6 @@ from rich.console import Console
 
 from nas.cli.live import LiveProgress, Progress, draw, line
 from nas.core.trial import EventKind
-from nas.core.units import show_duration
 from nas.infra.store import trials
 from nas.search.analysis.snapshot import Snapshots
 from nas.search.study.estimate import Estimate, Span
@@ -87,8 +86,3 @@ def test_nothing_is_printed_of_a_study_without_events(tmp_path: Path, capsys: py
     with LiveProgress("study", f"sqlite:///{tmp_path / 'none.db'}", None):
         pass
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(4.6, "5 s"), (60, "1 min 00 s"), (3725, "1 h 02 min")])
-def test_duration(seconds: float, text: str) -> None:
-    assert show_duration(seconds) == text

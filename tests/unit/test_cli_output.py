@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from nas.cli.output import print_table
+from nas.cli.output import Format, print_rows, print_table
 from nas.cli.study_view import print_front, say_result
 
 LAYOUT = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
@@ -55,6 +55,11 @@ def test_a_wide_terminal_has_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.count("layout") == 1 and any("1.00" in line and LAYOUT in line for line in text.splitlines()), text
 
 
+def test_a_name_in_csv_is_no_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows(Format.CSV, ("file",), [("x",)], [{"file": "=HYPERLINK(1).gguf", "change": -1.5}], numbers=0)
+    assert capsys.readouterr().out == "file,change\n'=HYPERLINK(1).gguf,-1.5\n"
+
+
 def test_a_launch_ends_with_its_result_and_why_it_ended(capsys: pytest.CaptureFixture[str]) -> None:
     noise = {"text": "measured beside nothing"}
     say_result(
@@ -69,8 +74,9 @@ def test_a_launch_ends_with_its_result_and_why_it_ended(capsys: pytest.CaptureFi
 
 def test_a_front_has_intervals_and_says_how_it_is_sorted(capsys: pytest.CaptureFixture[str]) -> None:
     row = {
-        "trial": 5, "objectives": {"quality": 1.0042, "latency": 200.0}, "sd": {"quality": 0.002, "latency": 0.02},
-        "p_front": 0.99, "ties": [], "dominated_by": [], "params": {"total": 356e6, "active": 191e6}, "layout": LAYOUT,
+        "trial": 5, "objectives": {"quality": 1.0042, "latency": 200.0},
+        "value_sd": {"quality": 0.002, "latency": 0.02}, "p_front": 0.99, "ties": [], "dominated_by": [],
+        "params": {"total": 356e6, "active": 191e6}, "layout": LAYOUT,
     }  # fmt: skip
     objectives = [
         {"name": name, "unit": "", "transform": kind} for name, kind in (("quality", "id"), ("latency", "log"))

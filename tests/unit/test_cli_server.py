@@ -186,7 +186,8 @@ def test_servers_have_a_default_port() -> None:
 
 
 def test_devices_are_shown_and_managed_as_with_a_database(lab: Lab, server: str) -> None:
-    put(lab.store, "a")
+    study = new_study(lab.store, "waiting")
+    put(lab.store, "a", trial=(study.id, None))
     # Readers of the database go by the time of day: by that, too, its agent was heard from just now.
     lab.clock.time = time.time() + 3600
     devices.register(lab.store, "local", [devices.get(lab.store, "box").device], boot_id="boot")

@@ -130,6 +130,7 @@ def test_figures_are_those_of_the_measurements(lab: Lab) -> None:
     assert small["peak_rss", 32768] < large["peak_rss", 32768]  # type: ignore[operator]
     ((low, high),) = {figure.ci95 for figure in record.models[0].measured.figures if figure.metric == "decode_tps"}  # type: ignore[misc]
     assert low <= small["decode_tps", 64] <= high  # type: ignore[operator]
+    assert any("mean ratios to the reference model" in note for note in record.notes)
 
 
 def test_a_second_comparison_measures_only_new_models(lab: Lab) -> None:

@@ -249,6 +249,21 @@ def test_damaged_weights_are_not_taken(hosts: tuple[Host, Host], tmp_path: Path)
         collect_remote_training(spec, outcome)
 
 
+def test_files_that_cannot_be_written_here_are_no_defect(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    host, peer = hosts
+    spec = spec_of(2, host, tmp_path)
+    corpus = corpus_of(spec)
+    assert corpus is not None
+    text = packed(corpus)
+    peer.enter()
+    outcome = run_remote_training(spec, {}, text)
+    host.enter()
+    (host.home / "work").mkdir(parents=True)
+    Path(spec["checkpoints"]).touch()
+    with pytest.raises(InfrastructureFailed, match=r"cannot write .*checkpoints"):
+        collect_remote_training(spec, outcome)
+
+
 def test_what_a_mix_of_a_library_does_not_write_is_not_missed(
     hosts: tuple[Host, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

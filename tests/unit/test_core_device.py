@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from nas.core.device import Cluster, Device, parse_cores, show_cores
 from nas.core.errors import InvalidInput
+from nas.core.plan import Plan, Runner
 from nas.core.workload import Workload
 
 PHONE = (
@@ -95,3 +96,10 @@ def test_a_device_says_short_printable_lines(model: str) -> None:
 def test_a_device_has_no_endless_number_of_cores() -> None:
     with pytest.raises(ValidationError):
         device(cores=10**12)
+
+
+@pytest.mark.parametrize("core", [-1, 10**12])
+def test_a_plan_is_pinned_to_cores_that_there_can_be(core: int) -> None:
+    runner = Runner(runtime="fake", build="b", target="x86_64-linux", files={}, main="run")
+    with pytest.raises(ValidationError, match="affinity"):
+        Plan(runner=runner, inputs={}, args=(), affinity=(core,), deadline_s=1.0)

@@ -45,6 +45,23 @@ def test_what_failed_leaves_nothing_and_is_made_again(cache: Path) -> None:
     assert stored("kind", 1, "x", lambda: b"whole").read_bytes() == b"whole"
 
 
+def test_files_of_a_folder_are_on_the_disk_before_it_appears(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+
+    def sync(descriptor: int) -> None:
+        assert not any(path.name[:1] != "." for path in (cache / "kind").iterdir())
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def make(folder: Path) -> None:
+        (folder / "part").mkdir()
+        for file in (folder / "index", folder / "part" / "data"):
+            file.write_text("mine")
+
+    monkeypatch.setattr("nas.core.stored.os.fsync", sync)
+    path = stored_folder("kind", 1, "x", make)
+    assert synced == {file.stat().st_ino for file in path.rglob("*") if file.is_file()}
+
+
 def test_a_folder_appears_whole_and_another_process_may_be_first() -> None:
     def make(folder: Path) -> None:
         (folder / "part").write_text("mine")

@@ -93,6 +93,18 @@ def test_a_member_shows_what_its_files_answer(visitor: TestClient, home: Path) -
     assert member["benchmarks"]["tasks"] == "gsm8k"
 
 
+def test_a_change_of_next_to_nothing_is_no_minus_zero(visitor: TestClient, home: Path) -> None:
+    write_family(home)
+    scores = {
+        "pytorch": {"sums": TaskScore.of(5000, 10_000)},
+        "q4_0": {"sums": TaskScore.of(4999, 10_000, lost=1, gained=0)},
+    }
+    evaluation = MemberEvaluation(weights="checkpoint:1", tasks="test.jsonl", scores=scores, missing={})
+    assert evaluation.rows[0][-1] == "+0.0 (+0.0 to +0.0)"
+    write_record(home / "families" / "demo" / "4M" / EVALUATION, evaluation)
+    assert "+0.0 +0.0 to +0.0" in get_page(visitor, "/families/demo").text
+
+
 def test_a_member_shows_all_of_its_stages(visitor: TestClient, home: Path) -> None:
     write_family(home)
     path = home / "families" / "demo" / "4M" / TRAINING
@@ -102,11 +114,13 @@ def test_a_member_shows_all_of_its_stages(visitor: TestClient, home: Path) -> No
         update={
             "kind": "prefer", "name": "<second>", "before": (first,), "held_out": {"kept": 0.75}, "seconds": 60.0,
             "config": {**first.config, "counts": {"kept": 12}}, "spent": {"sample": 540.0, "train": 60.0},
+            "peak_memory_mb": 12345.6,
         }
     )  # fmt: skip
     write_record(path, last)
     page = get_page(visitor, "/families/demo").text
     assert "Stages" in page and "<second>" in page and "kept 0.75 of 12" in page and "10 min" in page
+    assert "peak memory 12,346 MB" in page and "12.35K" not in page
     done = nas("family", "show", "demo")
     assert done.code == 0 and "stage\tsteps\ttokens" in done.out and "kept 0.750 of 12" in done.out
     assert "sample 9 min 00 s" in done.out and "<second>" in done.out

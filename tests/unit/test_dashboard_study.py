@@ -15,6 +15,7 @@ from study_support import tiny_space
 from test_dashboard_access import HTML, OPEN, client
 from test_dashboard_pages import LOOPBACK, Page
 
+from nas.core.stats import interval
 from nas.core.trial import EventKind
 from nas.core.units import show_number
 from nas.infra.store import events, studies, trials
@@ -95,6 +96,11 @@ def test_the_twin_says_what_the_page_shows(lab: LiveLab, visitor: TestClient) ->
     )
     assert [row["trial"] for row in view["ranked"] if row["on"]] == [row["trial"] for row in report["front"]]
     assert [row["p_front"] for row in view["ranked"] if row["on"]] == [row["p_front"] for row in report["front"]]
+    for entry, row in zip(view["ranked"], report["front"], strict=False):
+        for objective in report["objectives"]:
+            name = objective["name"]
+            ends = interval(row["objectives"][name], row["value_sd"][name], objective["transform"])
+            assert (entry["low"][name], entry["high"][name]) == pytest.approx(ends, rel=1e-4)
     assert view["reliability"] == report["reliability"]
     assert view["reliability"]["candidates"] == 5
     assert "not re-scored on fresh seeds" in page.text

@@ -163,7 +163,7 @@ def test_a_draining_device_is_waited_for_for_a_while(lab: Lab) -> None:
         assert lab.job().state is JobState.QUEUED
         lab.clock.sleep(1)
 
-    with pytest.raises(InfrastructureFailed, match="device box is drained"):
+    with pytest.raises(InfrastructureFailed, match="device box is drained: 'nas device resume box'"):
         lab.wait(during)
 
 

@@ -91,6 +91,7 @@ def test_a_job_is_leased_renewed_and_ended(client: TestClient, store: Store) -> 
 
 
 RUN = RawRun(exit_code=0, stdout="", wall_s=1.0, started_at=0.0).model_dump(mode="json")
+ENERGY = {"counter": "RAPL package", "joules": 1.0, "steps": 1}
 
 
 @pytest.mark.parametrize(
@@ -99,8 +100,10 @@ RUN = RawRun(exit_code=0, stdout="", wall_s=1.0, started_at=0.0).model_dump(mode
         {"pairs": [{"reference": None, "candidate": RUN}] * (MAX_REPETITIONS + 1)},
         {"pairs": [{"reference": None, "candidate": RUN | {"stdout": "x" * (MAX_OUTPUT + 1)}}]},
         {"pairs": [{"reference": None, "candidate": RUN | {"stderr_tail": "x" * (MAX_OUTPUT + 1)}}]},
+        {"pairs": [{"reference": None, "candidate": RUN | {"conditions": {"energy": ENERGY | {"steps": 10**400}}}}]},
+        {"pairs": [{"reference": None, "candidate": RUN | {"conditions": {"energy": ENERGY | {"joules": 1e308}}}}]},
     ],
-    ids=["pairs", "stdout", "stderr"],
+    ids=["pairs", "stdout", "stderr", "steps", "joules"],
 )
 def test_a_result_is_bounded(client: TestClient, store: Store, result: dict[str, Any]) -> None:
     jobs.enqueue(store, KEY, round_of(), device="box")
@@ -115,9 +118,10 @@ def test_a_result_is_bounded(client: TestClient, store: Store, result: dict[str,
         {"devices": [device(f"box-{n}").model_dump(mode="json") for n in range(MOST_DEVICES + 1)]},
         {"devices": [device().model_dump(mode="json") | {"unread": {"x" * 1000: "reason"}}]},
         {"devices": [device().model_dump(mode="json") | {"unread": {"\x1b[2J": "reason"}}]},
+        {"devices": [device().model_dump(mode="json") | {"memory_mb": 10**400}]},
         {"devices": [], "boot_id": "x" * 1000},
     ],
-    ids=["devices", "long name", "control characters", "boot"],
+    ids=["devices", "long name", "control characters", "memory", "boot"],
 )
 def test_a_registration_is_bounded(client: TestClient, store: Store, fields: dict[str, Any]) -> None:
     assert client.post("/v1/agents/register", json={"agent": "local", "boot_id": "boot"} | fields).status_code == 422

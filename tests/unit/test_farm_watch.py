@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from store_support import StillClock, add_device, device, key, open_store, put, round_of, state, take
 
+from nas.core.errors import InfrastructureFailed
 from nas.infra.store import agents, devices, jobs, outcomes
 from nas.infra.store.devices import LIMITS
 from nas.infra.store.rows import DeviceState, Health, JobKind, JobState
@@ -114,6 +116,31 @@ def test_a_row_that_cannot_be_understood_does_not_end_the_thread(
     with LeaseMonitor(store, JobNotifier(), agent=None):
         until(lambda: state(store, leased) is JobState.QUEUED)
     assert troubles == []
+
+
+@pytest.mark.parametrize("jumps_s", [(10.0,) * 4, (10_000.0,)], ids=["the database was away", "the machine slept"])
+def test_a_lease_that_could_not_be_renewed_has_its_time_again(
+    store: Store, clock: StillClock, monkeypatch: pytest.MonkeyPatch, jumps_s: tuple[float, ...]
+) -> None:
+    add_device(store)
+    put(store)
+    leased = take(store)
+    jumps, looked = list(jumps_s), threading.Event()
+
+    def expire(store: Store, *, agent: str | None) -> list[str]:
+        if jumps:
+            clock.time += jumps.pop()
+            raise InfrastructureFailed("the server is gone")
+        lost = outcomes.expire(store, agent=agent)
+        looked.set()
+        return lost
+
+    monkeypatch.setattr("nas.measure.farm.queue.outcomes", Namespace(expire=expire))
+    with LeaseMonitor(store, JobNotifier(), agent=None):
+        assert looked.wait(60)
+    row = jobs.get(store, leased.id)
+    assert row is not None and row.state is JobState.LEASED
+    assert (row.phase_until or 0.0) > clock.time + jobs.LEASE_S
 
 
 def test_an_idle_device_that_polls_is_seen_well_before_it_counts_as_offline(store: Store, clock: StillClock) -> None:

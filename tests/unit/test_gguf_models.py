@@ -21,8 +21,9 @@ from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, NasError, Unsupported
 from nas.core.layout import Layout
 from nas.measure.runtimes.base import Checkpoint
-from nas.measure.runtimes.llama_cpp.gguf_file import GgufFile, StoredTensor
+from nas.measure.runtimes.llama_cpp.gguf_file import RETRIEVAL, GgufFile, StoredTensor
 from nas.measure.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.measure.runtimes.llama_cpp.writer import PROJECTION
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
 from nas.train.adapt.checkpoints import import_model, read_model
@@ -30,6 +31,7 @@ from nas.train.adapt.gguf_model import _ARCHITECTURES, GgufModel
 from nas.train.release.found_tokenizer import beside, found_tokenizer
 from nas.train.release.gguf_tokenizer import tokenizer_of_gguf
 from nas.train.release.model_tokenizer import read_model_tokenizer
+from nas.train.retrieval.gguf import GgufEncoder
 
 LAYOUTS = {
     "llama": "d64 v300 untied ffn=swiglu:96 [A4/2(qk_norm=0,rope_theta=50000)*2]",
@@ -332,6 +334,31 @@ def test_texts_that_begin_with_an_unused_token_are_refused(tmp_path: Path) -> No
 
     with pytest.raises(InvalidInput, match=r"m\.gguf: its tokenizer begins texts with '<s>', which is an unused token"):
         tokenizer_of_gguf(GgufFile.read(write(tmp_path / "m.gguf", add)))
+
+
+def test_a_token_whose_parts_take_long_to_try_is_refused(tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["<unk>", "a", "a" * 2000])
+        writer.add_token_scores([0.0, -1.0, -2.0])
+        writer.add_token_types([2, 1, 1])
+
+    with pytest.raises(InvalidInput, match=r"its tokenizer is damaged: a token has more than 1,024 characters"):
+        tokenizer_of_gguf(GgufFile.read(write(tmp_path / "m.gguf", add)))
+
+
+@pytest.mark.parametrize(("settings", "rows"), [("[" * 100_000, (300, 64)), ("{}", (300,))])
+def test_a_damaged_late_interaction_model_is_refused_in_a_line(
+    settings: str, rows: tuple[int, ...], tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    writer.add_string(RETRIEVAL, settings)
+    writer.add_array(PROJECTION, [1.0] * 64)
+    writer.add_tensor("token_embd.weight", np.ones(rows, np.float32))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    with pytest.raises(InvalidInput, match=r"m\.gguf: it is damaged"):
+        GgufEncoder(tmp_path / "m.gguf")
 
 
 def test_a_first_token_that_no_text_can_begin_with_is_refused_in_a_line(tmp_path: Path) -> None:

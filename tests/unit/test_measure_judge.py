@@ -150,7 +150,7 @@ def test_a_failure_beside_a_good_reference_is_the_candidates() -> None:
     assert fault.reason == "crash"
 
 
-@pytest.mark.parametrize("exit_code", [127, -9], ids=["not started", "killed from outside"])
+@pytest.mark.parametrize("exit_code", [127, -9, -15], ids=["not started", "killed from outside", "told to end"])
 def test_a_run_that_somebody_else_ended_is_nobodys_fault(exit_code: int) -> None:
     rep, fault = judged(raw(sample()), raw(exit_code=exit_code))
     assert not rep.valid

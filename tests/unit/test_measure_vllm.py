@@ -11,7 +11,7 @@ from cli_runner import Outcome, nas
 from vllm_stand_in import Behaviour, program, stand_in
 
 from nas.core.errors import InfrastructureFailed
-from nas.measure.protocol.vllm import Load, _answer, _events, _Stream
+from nas.measure.protocol.vllm import _COUNTER, Load, _answer, _events, _message, _Stream
 
 LAYOUT = "d256 v512 ffn=swiglu:512 [C3 A4/2]"
 SHORT = ("-p", "16", "-n", "8", "--reps", "2")
@@ -85,6 +85,15 @@ def test_counters_that_cannot_be_read_lose_no_batch() -> None:
     assert row["decode_p50_ms"]["value"]
     assert row["foreign_tokens"] is None
     assert "/metrics: " in row["foreign_reason"]
+
+
+def test_what_is_no_number_and_no_message_is_left_out() -> None:
+    counters = b'vllm:generation_tokens_total{engine="0"} %b\n'
+    for number in (b"8.0", b"1.234567e+07", b"1e+010"):
+        assert _COUNTER.findall(counters % number) == [(b"generation_tokens", number)]
+    for number in (b"1.2.3", b".", b"1e+999"):
+        assert not _COUNTER.findall(counters % number)
+    assert _message(b"[" * 100_000) == "[" * 400
 
 
 @pytest.mark.parametrize("status", [502, 504])

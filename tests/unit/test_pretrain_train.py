@@ -26,7 +26,7 @@ from nas.core.layout import Layout
 from nas.model.nn.fit import TrainingState, Worker, next_interval
 from nas.model.nn.model import Model
 from nas.model.nn.weights import save_weights
-from nas.train.pretrain.member_training import CHECKPOINT, train_member
+from nas.train.pretrain.member_training import CHECKPOINT, START, WEIGHTS, Work, run_plan, train_member
 from nas.train.pretrain.next_token import PretrainingRequest
 from nas.train.pretrain.recipe import REPORT_LENGTHS, Recipe, Settings, complete, read_settings
 
@@ -116,6 +116,15 @@ def test_a_damaged_checkpoint_is_removed_and_the_training_starts_again(
     (tmp_path / "run" / CHECKPOINT).write_bytes(b"half a fi")
     training.run(alone(log=lines.append))
     assert "is damaged and removed" in lines[0] and "from step 0 to 4" in lines[1]
+
+
+def test_what_killed_runs_wrote_in_part_is_removed(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
+    training = pretraining(tmp_path / "run", corpus, tokenizer, SETTINGS.model_copy(update={"tokens": 4 * 256}))
+    parts = [training.folder / name for name in (f".{CHECKPOINT}.x1", f".{WEIGHTS}.x1", f"{START}.0f1e.partial")]
+    for path in parts:
+        path.touch()
+    run_plan(Work(training.plan, None, training.folder, 1, tmp_path / "lock", 60.0), alone())
+    assert not any(path.exists() for path in parts)
 
 
 def test_checkpoints_that_take_long_are_rare(

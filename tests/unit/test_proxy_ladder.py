@@ -169,7 +169,8 @@ def test_ladders_that_cannot_work_are_refused(rungs: list[dict[str, Any]], messa
 
 
 @pytest.mark.parametrize(
-    ("keep", "candidates", "promoted"), [(None, 7, 7), (3, 7, 3), (3, 2, 2), (0.5, 7, 4), (0.1, 3, 1), (0.5, 0, 0)]
+    ("keep", "candidates", "promoted"),
+    [(None, 7, 7), (3, 7, 3), (3, 2, 2), (0.5, 7, 4), (0.1, 3, 1), (0.5, 0, 0), (0.07, 100, 7)],
 )
 def test_how_many_go_on(keep: float | None, candidates: int, promoted: int) -> None:
     assert Rung.model_validate({"name": "a", "lm_steps": 1, "keep": keep}).promoted(candidates) == promoted

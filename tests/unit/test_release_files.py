@@ -320,6 +320,7 @@ def test_the_card_states_measured_figures_only(tmp_path: Path) -> None:
     figures = (
         RecordedFigure(metric="prefill_tps", prompt=4096, value=412.34, ci95=(400.0, 425.0)),
         RecordedFigure(metric="peak_rss", prompt=32768, reason="out of memory"),
+        RecordedFigure(metric="ttft", prompt=4096, value=40123.4, ci95=(39000.0, 41000.0)),
     )
     measured = MeasuredModel(
         device="phone", runtime="llama.cpp", quantisation="q4_0", threads=4, figures=figures, searched=False
@@ -329,6 +330,7 @@ def test_the_card_states_measured_figures_only(tmp_path: Path) -> None:
     assert "| device | figure | tokens of context | value [95 % interval] |" in text
     assert "| phone, llama.cpp q4_0, 4 threads | prefill, tok/s | 4,096 | 412.3 [400, 425] |" in text
     assert "| 32,768 | none: out of memory |" in text
+    assert "| 4,096 | 40,123 [39,000, 41,000] |" in text
     assert "phone: not used by the search." in text
     assert "| peak RSS at 4K | 700 MB |" in text and "demo &#124; 1" in text
 

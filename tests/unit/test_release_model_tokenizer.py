@@ -180,6 +180,7 @@ def test_sentencepiece_is_held_if_scores_give_the_order_of_its_merges(tmp_path: 
         ({"merges": merges[1:]}, "no scores of tokens"),  # another split of a token is none
         ({"ignore_merges": True}, "no scores of tokens"),
         ({"vocab": {token: i for token, i in ids.items() if token != "<0x07>"}}, "1 of 256 bytes have no token"),
+        ({"vocab": ids | {"a" * 2000: 340}}, "a token has more than 1,024 characters"),
     ):
         change(path, model=about["model"] | model)
         with pytest.raises(Unsupported, match=reason):
@@ -226,6 +227,7 @@ def test_a_tokenizer_of_our_own_stays_one(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("tokenizer_config.json", b"{", "no JSON"),
+        ("tokenizer_config.json", b'{"eos_token": "\\ud800"}', "no JSON"),
         ("config.json", b"[]", "no JSON object"),
         ("chat_template.jinja", b"\xff", "no text"),
         ("generation_config.json", b" " * (1 << 23), "larger than"),

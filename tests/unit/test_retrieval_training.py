@@ -19,6 +19,7 @@ from retrieval_lab import retriever, texts, write_lines
 from safetensors.torch import load_file
 from tokenizer_lab import write_qwen3
 
+from nas.cli.family.folders import print_training
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.family import member_folder
 from nas.core.progress import Log
@@ -117,6 +118,17 @@ def test_training_finds_the_documents(tmp_path: Path, home: Path, data: list[dic
     assert train(tmp_path, data, log=lambda line: shutil.rmtree(tmp_path / "out" / "training")) == record
 
 
+def test_counts_among_scores_are_whole_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {"documents": 12345.0, "MRR": 0.25}
+    record = trained_folder.FolderRecord(
+        key="", weights="", source="random:0", layout="", examples=1, steps=2, curve=((1, 2.0), (2, 1.0)),
+        before=scores, after=scores, seconds=1.0, device="cpu", hilnas="0",
+    )  # fmt: skip
+    print_training(Path("out"), record, {}, "nas family index", json=False)
+    printed = capsys.readouterr().out
+    assert "12,345 -> 12,345" in printed and "0.25 -> 0.25" in printed
+
+
 def test_other_answers_to_a_query_do_not_count_as_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Encoder:
         """Query N points to the axis N of 10, its document N.M as well, M / 10 long."""
@@ -137,6 +149,27 @@ def test_other_answers_to_a_query_do_not_count_as_wrong(tmp_path: Path, monkeypa
     run.worker = cast(Any, SimpleNamespace(device=torch.device("cpu")))
     scores = run.scores(cast(Any, None))
     assert scores["queries"] == scores["documents"] > 0 and scores["MRR"] == 1
+
+
+def test_a_model_that_scores_all_documents_alike_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Encoder:
+        """All vectors are equal."""
+
+        def __init__(self, model: object, tokens: object) -> None: ...
+
+        def queries(self, texts: list[str]) -> list[Any]:
+            return [np.ones((1, 4), np.float32) for _ in texts]
+
+        documents = queries
+
+    monkeypatch.setattr(training, "TorchEncoder", Encoder)
+    examples = [Example(query=f"{n}", documents=(f"{n}.1",), positive=True) for n in range(40)]
+    start = cast(Any, SimpleNamespace(tokenizer=SimpleNamespace(tokenizer=byte_tokenizer(320))))
+    settings = QUICK.model_copy(update={"held_out": 0.5})
+    run = training._RetrievalTraining(examples, start, settings, tmp_path, [], 60.0)
+    run.worker = cast(Any, SimpleNamespace(device=torch.device("cpu")))
+    scores = run.scores(cast(Any, None))
+    assert scores["recall@1"] == 0 and scores["MRR"] == pytest.approx(1 / scores["documents"])
 
 
 def test_a_killed_training_ends_with_the_same_weights(
@@ -258,6 +291,8 @@ def test_judgements_need_no_names_of_columns(tmp_path: Path) -> None:
     folder = write_beir(tmp_path)
     (folder / "qrels" / "train.tsv").write_text("q\t1\t2\n\nq\t2\t1\n\n")
     assert read_judgements(folder, "train").relevance == {"q": {"1": 2, "2": 1}}
+    (folder / "qrels" / "train.tsv").write_bytes(b"\xef\xbb\xbfq\t1\t2\r\n")
+    assert read_judgements(folder, "train").relevance == {"q": {"1": 2}}
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,15 @@ def test_a_build_is_made_once_and_found(tiny: Tiny) -> None:
     assert tiny.build(log=lines.append) == build and "compiling" not in lines
 
 
+def test_a_damaged_build_is_made_again(tiny: Tiny) -> None:
+    build = tiny.build(log=print)
+    content = build.executable.read_bytes()
+    build.executable.write_bytes(bytes(len(content)))  # what a power cut may leave
+    lines: list[str] = []
+    assert tiny.build(log=lines.append) == build and "compiling" in lines
+    assert build.executable.read_bytes() == content
+
+
 def test_other_sources_are_another_build(tiny: Tiny) -> None:
     before = tiny.build(log=print)
     tiny.runner_sources[0].write_text("#!/bin/sh\necho 2 '\"finite\":true'\n")

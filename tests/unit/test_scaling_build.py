@@ -13,6 +13,7 @@ from cli_runner import nas
 from store_support import add_device
 from study_support import DEVICE, Bed, ScriptedJobs, bed_of
 
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.family import (
     TRAINING,
@@ -29,18 +30,19 @@ from nas.core.measurement import Figure, Measurement
 from nas.core.published import LFM2
 from nas.core.scoring import MeasurementKey
 from nas.core.workload import Workload
-from nas.infra.store import devices, studies
+from nas.infra.store import artifacts, devices, studies
 from nas.infra.store.rows import Health
 from nas.infra.store.store import Store
 from nas.measure.farm.farm import Farm
 from nas.measure.protocol.rounds import Jobs
+from nas.measure.runtimes.base import Artifact
 from nas.testing.fake_runtime import FakeRuntime
 from nas.train.release.files import MemberFilesWriter
 from nas.train.release.options import FileOptions
 from nas.train.scaling.build import BuildOptions, SizeSearch, build, candidates_of
 from nas.train.scaling.candidates import candidates, parse_size, parse_sizes
 from nas.train.scaling.explain import quality_decision
-from nas.train.scaling.measure import Measurer, measured_of
+from nas.train.scaling.measure import Measurer, export_once, measured_of
 from nas.train.scaling.source import study_origin
 
 
@@ -171,6 +173,29 @@ def test_a_study_without_a_front_is_refused_with_its_trial_counts(bed: Bed) -> N
     studies.create(bed.store, "begun", bed.space.model_dump(mode="json"), seed=0, version="0")
     with pytest.raises(InvalidInput, match=r"study begun has no front .*0 complete, .* --layout"):
         candidates_of(options(bed, study="begun"))
+
+
+def test_a_model_whose_file_is_gone_is_exported_again(store: Store) -> None:
+    exports: list[Path] = []
+
+    def export(path: Path) -> Artifact:
+        exports.append(path)
+        path.write_bytes(b"model")
+        return Artifact(
+            sha256=sha256_of(path),
+            size=5,
+            runtime="fake",
+            quantisation="q4",
+            layout_id="",
+            arch="fake",
+            weights="random:0",
+        )
+
+    first = export_once(store, content_hash("key"), export)
+    assert export_once(store, content_hash("key"), export) == first and len(exports) == 1
+    artifacts.path(store, first.sha256).unlink()
+    assert export_once(store, content_hash("key"), export) == first and len(exports) == 2
+    assert artifacts.intact(store, first.sha256)
 
 
 def test_a_build_needs_a_study_or_layouts(bed: Bed) -> None:

@@ -73,6 +73,19 @@ def test_a_damaged_file_is_found_and_healed_by_putting_it_again(store: Store) ->
     assert artifacts.verify(store, stored.sha256).read_bytes() == b"good"
 
 
+def test_a_file_that_the_disk_does_not_read_is_not_intact(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = put_bytes(store, b"good")
+    assert artifacts.intact(store, stored.sha256)
+
+    def broken(path: Path) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(artifacts, "sha256_of", broken)
+    assert not artifacts.intact(store, stored.sha256)
+    with pytest.raises(InfrastructureFailed, match="cannot be read: Input/output error"):
+        artifacts.verify(store, stored.sha256)
+
+
 @pytest.mark.parametrize(
     ("code", "message"), [(errno.ENOSPC, "disk is full.*nas gc"), (errno.EDQUOT, "disk is full"), (errno.EIO, "cannot")]
 )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from store_support import StillClock, add_device, device, key, round_of
+from store_support import StillClock, add_device, device, key, new_study, round_of, state
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.infra.store import agents, calibrations, devices, jobs
 from nas.infra.store.devices import LIMITS
-from nas.infra.store.rows import AgentAccess, DeviceEventKind, DeviceState, Health
+from nas.infra.store.rows import AgentAccess, DeviceEventKind, DeviceState, Health, JobKind, JobState
 from nas.infra.store.store import Store
 
 
@@ -86,6 +86,19 @@ def test_another_agent_cannot_take_a_device_until_it_is_removed(store: Store) ->
     add_device(store, agent="other")
     moved = devices.get(store, "box")
     assert (moved.agent, moved.health, moved.epoch) == ("other", Health.UNKNOWN, 1)
+
+
+def test_a_job_that_waits_for_no_study_keeps_no_device_from_being_removed(store: Store) -> None:
+    add_device(store)
+    check = jobs.enqueue(store, key(1), round_of(), device="box", kind=JobKind.CHECK)
+    of_study = jobs.enqueue(store, key(2), round_of(), device="box", trial=(new_study(store).id, None))
+    with pytest.raises(InvalidInput, match="stop the studies that use it"):
+        devices.remove(store, "box")
+    assert state(store, check) is JobState.QUEUED
+    jobs.cancel(store, [of_study.id])
+    devices.remove(store, "box")
+    assert state(store, check) is JobState.CANCELLED
+    assert devices.get(store, "box").health is Health.RETIRED
 
 
 def test_unknown_names_are_told_apart(store: Store) -> None:

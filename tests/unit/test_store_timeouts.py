@@ -184,5 +184,17 @@ def test_limits_start_anew_after_a_coordinator_was_down(store: Store, clock: Sti
     assert outcomes.expire(store) == []
 
 
+def test_a_phase_has_its_full_time_again_after_the_clock_jumped(store: Store, clock: StillClock) -> None:
+    put(store)
+    job = take(store)
+    assert beat(store, job, "running")
+    clock.time += 10_000
+    jobs.extend_leases(store)
+    jobs.restart_phases(store)
+    assert live_on(store, clock, job, "running", phase_limit_s("running", job.payload) - 1)
+    clock.time += 2
+    assert not beat(store, job, "running")
+
+
 def test_state_of_every_phase() -> None:
     assert [state_of(phase) for phase in PHASES] == [DeviceState.PREPARING, DeviceState.COOLING, DeviceState.LEASED]

@@ -256,6 +256,14 @@ def test_arrow_columns_are_read_whatever_they_hold(tmp_path: Path) -> None:
     assert source.documents[0].train == "first"
 
 
+def test_a_pattern_is_what_was_written_and_not_the_folder_it_is_in(tmp_path: Path) -> None:
+    folder = tmp_path / "[old] texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    (source,) = read_sources(["*.txt"], 0.0, base=folder)
+    assert [document.train for document in source.documents] == ["a"]
+
+
 def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"--corpus: .*a\*\*: Invalid pattern"):
         read_sources([tmp_path / "a**"], 0.1)

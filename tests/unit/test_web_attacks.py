@@ -165,9 +165,10 @@ def test_who_takes_nothing_of_what_it_asks_for_is_ended(lab: Lab, url: str) -> N
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         request = b"GET /assets/uplot.esm.js HTTP/1.1\r\nHost: box\r\n\r\n"
         start = time.monotonic()
-        with pytest.raises(OSError):  # reset, broken pipe or end of file
+        with pytest.raises(OSError) as ended_by:  # reset, broken pipe or end of file
             while time.monotonic() - start < 20:
                 stranger.sendall(request * 10)
+        assert not isinstance(ended_by.value, TimeoutError), "nobody ended it"
 
 
 def test_a_flood_of_wrong_tokens_keeps_nobody_out(lab: Lab, url: str, agent: httpx.Client) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nas.cli.output import print_fields, print_json, say
-from nas.core.units import show_duration
+from nas.core.units import show_duration, show_number
 
 if TYPE_CHECKING:
     from nas.train.posttrain.trained_folder import FolderRecord
@@ -37,7 +37,10 @@ def print_training(
     if json:
         print_json(record.model_dump(mode="json"))
         return
-    scores = {f"{name}, held out": f"{record.before[name]:.4g} -> {value:.4g}" for name, value in record.after.items()}
+    scores = {
+        f"{name}, held out": f"{show_number(record.before[name])} -> {show_number(value)}"
+        for name, value in record.after.items()
+    }
     print_fields(
         (
             ("folder", output),

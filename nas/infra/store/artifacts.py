@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from sqlalchemy import Row, delete, exists, func, select, update
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.infra.store import agents, jobs
 from nas.infra.store.engine import insert_if_absent, lock_tables
@@ -88,11 +89,13 @@ def verify(store: Store, sha256: str) -> Path:
     """Returns `path` after checking the content against its name; a damaged file is deleted.
 
     Raises:
-        InfrastructureFailed: the file is missing or damaged.
+        InfrastructureFailed: the file is missing or damaged, or the disk does not read it.
     """
     file = path(store, sha256)
-    with file.open("rb") as stream:
-        content = hashlib.file_digest(stream, "sha256").hexdigest()
+    try:
+        content = sha256_of(file)
+    except OSError as error:  # a collection may have removed it just now
+        raise InfrastructureFailed(f"artifact {sha256[:12]} cannot be read: {error.strerror}") from error
     if content != sha256:
         file.unlink(missing_ok=True)
         raise InfrastructureFailed(f"artifact {sha256[:12]} was damaged on disk and has been removed")

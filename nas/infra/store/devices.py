@@ -260,20 +260,24 @@ def events_since(store: Store, after: int, *, limit: int, device: str | None) ->
 
 @retried
 def remove(store: Store, id: str) -> None:
-    """Retires a device and deletes its calibrations.
+    """Retires a device, deletes its calibrations, and cancels the jobs that wait there for no study.
 
     The row stays, so that its epochs never restart; it stays retired when its agent registers it again, until
     `set_health` changes that or another agent registers it.
 
     Raises:
-        InvalidInput: it has a job queued or running.
+        InvalidInput: a job runs there, or a study has one queued.
         UnknownName: no such device.
     """
     with store.write() as connection:
         row = read(connection, id)
-        busy = exists().where(job.c.device == id, job.c.state.in_([JobState.QUEUED, JobState.LEASED]))
-        if connection.scalar(select(busy)):
+        unfinished = (job.c.device == id) & job.c.state.in_([JobState.QUEUED, JobState.LEASED])
+        # Of health checks, and of commands that may have been killed: nobody could stop what queued them.
+        of_nobody = unfinished & job.c.study.is_(None) & (job.c.state == JobState.QUEUED)
+        if connection.scalar(select(exists().where(unfinished, ~of_nobody))):
             raise InvalidInput(f"device {id!r} has jobs to do; drain it and stop the studies that use it first")
+        end = {"state": JobState.CANCELLED, "epoch": None, "updated": store.now()}
+        connection.execute(update(job).where(of_nobody).values(**end))
         connection.execute(delete(calibration).where(calibration.c.device == id))
         rate(connection, row, Health.RETIRED, "removed", store.now())
         move(connection, row, DeviceState.OFFLINE, store.now(), "removed")

@@ -42,7 +42,7 @@ from nas.infra.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind,
 from nas.infra.store.store import Store, retried
 
 LEASE_S = 30.0
-"""Seconds that a device's lease lasts unless renewed; agents renew it three times as often."""
+"""Seconds that a device's lease lasts unless renewed; agents renew it six times as often."""
 
 MAX_FAILURES = 5
 """Failures after which a job fails for good, by the infrastructure unless the candidate was found at fault."""
@@ -189,6 +189,17 @@ def extend_leases(store: Store) -> None:
         connection.execute(update(job_table).where(leased).values(lease_until=until))
         # Agents could not report a new phase meanwhile.
         connection.execute(update(job_table).where(leased, job_table.c.phase_until < until).values(phase_until=until))
+
+
+@retried
+def restart_phases(store: Store) -> None:
+    """Gives every leased job the full time of its phase again: after a jump of the clock its age is not known."""
+    leased = select(job_table).where(job_table.c.state == JobState.LEASED).order_by(job_table.c.id)
+    with store.write() as connection:
+        now = store.now()
+        for row in connection.execute(leased.with_for_update(key_share=True)).all():
+            job = _job(row)
+            change(connection, job.id, phase_until=now + devices.phase_limit_s(job.phase, job.payload))
 
 
 def get(store: Store, id: str) -> JobRow | None:

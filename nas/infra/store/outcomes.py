@@ -172,7 +172,7 @@ def conclude_check(store: Store, id: str, number: int, outcome: CheckOutcome, re
 
     Passed: the device is good, unless a job failed there after `at`, the end of the check's last run. Failed: it is
     bad. Unsure: its health stays, with the reason. A person's decision (maintenance, retired) stays in any case. A
-    device that did not pass is checked again, at increasing intervals.
+    device that did not pass is checked again, at increasing intervals, unless it is good.
     """
     with store.write() as connection:
         row, now = devices.read(connection, id), store.now()

@@ -17,6 +17,7 @@ from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError, Unk
 from nas.core.plan import Round, RoundResult
 from nas.infra.store import devices, jobs, listings, outcomes, studies
 from nas.infra.store.devices import LIMITS
+from nas.infra.store.engine import DatabaseUnusable
 from nas.infra.store.outcomes import OFFLINE_S
 from nas.infra.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
 from nas.infra.store.store import Store
@@ -225,7 +226,7 @@ class DeviceJobs:
             raise InfrastructureFailed(f"device {device.id} takes no jobs: {device.health}, {device.health_reason}")
         drained_s = self._store.now() - max(device.state_since, start)
         if device.state is DeviceState.DRAINING and drained_s > LIMITS[DeviceState.DRAINING]:
-            raise InfrastructureFailed(f"device {device.id} is drained: it takes no jobs until it is released")
+            raise InfrastructureFailed(f"device {device.id} is drained: 'nas device resume {device.id}' ends that")
         silence = self._store.now() - max(device.last_seen, start)
         if silence > OFFLINE_S:
             raise InfrastructureFailed(
@@ -302,10 +303,15 @@ class LeaseMonitor:
 
     def _run(self) -> None:
         count, expire_at, interruptions = self.notifier.count, 0.0, Interruptions(self._store.clock)
+        interrupted = out_of_reach = False
         while not self._stop.wait(_PAUSE_S):
+            was_out_of_reach, out_of_reach = out_of_reach, False
+            interrupted = interruptions.happened() or (interrupted and was_out_of_reach)
             try:
-                if interruptions.happened():  # agents could not renew their leases meanwhile
+                if interrupted or was_out_of_reach:  # agents could not renew their leases meanwhile
                     jobs.extend_leases(self._store)
+                if interrupted:
+                    jobs.restart_phases(self._store)
                 if time.monotonic() >= expire_at:
                     outcomes.expire(self._store, agent=self._agent)
                     expire_at = time.monotonic() + _EXPIRE_S
@@ -313,6 +319,7 @@ class LeaseMonitor:
                     self.notifier.wake(jobs.with_work(self._store, waited_for))
             except NasError as error:
                 log.warning("the job table cannot be read: %s", error)
+                out_of_reach = isinstance(error, InfrastructureFailed) and not isinstance(error, DatabaseUnusable)
             except (OSError, ValueError, TypeError, LookupError):
                 # A row that another version wrote; no other thread takes leases back.
                 log.exception("the job table cannot be read")

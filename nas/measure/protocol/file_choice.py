@@ -16,6 +16,7 @@ from nas.core.metrics import measured_by
 from nas.core.progress import Log
 from nas.core.scoring import SURE, chance_to_keep, own_log_sd, together
 from nas.core.stats import Z95
+from nas.core.units import show_number
 from nas.core.workload import Workload
 from nas.measure.protocol.bench import FIELDS
 from nas.measure.runtimes import RUNTIMES
@@ -214,12 +215,12 @@ def sentence(candidates: Sequence[Candidate], limits: Sequence[Limit], device: s
         unsure = [one for one in peers if _overlap(best, one)]
         reason = (
             f"of the files that cost at most {LITTLE:.0%} more bits per byte than the source,"
-            f" {_why_in_speed(best, peers)} ({best.loss.bits:+.2%})"
+            f" {_why_in_speed(best, peers)} ({best.loss.bits:+z.2%})"
         )
     elif not alike:
         reason = "no other does" if limits or len(candidates) == 1 else "no other runs"
     elif best.loss is not None:
-        reason = f"it loses least (KL {best.loss.kl:.2g} nats a token, {best.loss.bits:+.2%} bits per byte)"
+        reason = f"it loses least (KL {best.loss.kl:.2g} nats a token, {best.loss.bits:+z.2%} bits per byte)"
     elif best.bits_per_byte is None:
         reason = f"{_why_in_speed(best, alike)}; what quality it has is not known without --corpus"
     elif any(one.file != best.file for one in equal):
@@ -242,7 +243,8 @@ def _why_in_speed(best: Candidate, others: Sequence[Candidate]) -> str:
         return "it is the fastest" + " (most of the noise of these intervals is common to all)" * common
     size = best.value("file_size")
     smallest = any(size < one.value("file_size") for one in unsure)
-    return f"none is faster beyond the noise{f', and of those alike it is the smallest ({size:.4g} MB)' * smallest}"
+    also = f", and of those alike it is the smallest ({show_number(size)} MB)" * smallest
+    return f"none is faster beyond the noise{also}"
 
 
 def _why_in_quality(best: Candidate, alike: Sequence[Candidate]) -> str:

@@ -64,7 +64,9 @@ _SETTLE_S = 2.0
 """Seconds in which counters of the server reach what was counted here."""
 _LOG_BYTES = 64 << 20
 _COUNTER = re.compile(
-    rb"^vllm:(generation_tokens|prefix_cache_hits)_total(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$", re.MULTILINE
+    rb"^vllm:(generation_tokens|prefix_cache_hits)_total(?:\{[^\n]*\})? "
+    rb"([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e\+0{0,2}[0-9]{1,2})?)\s*$",
+    re.MULTILINE,
 )
 
 
@@ -317,7 +319,7 @@ def _message(body: bytes) -> str:
     """Returns the message of an error as the server words it."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body[:_MESSAGE].decode(errors="replace").strip() or "no message"
     if isinstance(value, dict):
         value = value.get("error", value)

@@ -51,14 +51,17 @@ def files_of(entry: str | Path, base: Path, where: str) -> list[tuple[Path, bool
     Raises:
         InvalidInput: there is no such file, or a folder without readable files.
     """
-    path = base.absolute() / expanded(entry, where)
+    named = expanded(entry, where)
+    path = base.absolute() / named
     if path.is_dir():
         files = [(file, False) for file in _files_below(path)]
         if not files:
             raise InvalidInput(f"{path} holds no file of text, JSON lines, Parquet or Arrow", where=where)
         return files
     try:
-        matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+        # Only what the user wrote is a pattern: the folder may be called "[old] texts".
+        root, pattern = base.absolute() / named.anchor, str(named.relative_to(named.anchor))
+        matches = [path] if path.exists() else sorted(root.glob(pattern))
     except ValueError as error:
         raise InvalidInput(f"{path}: {error}", where=where) from error
     if not (files := [(file, True) for file in matches if file.is_file()]):

@@ -21,6 +21,7 @@ from nas.core.durable import output_file
 from nas.core.metrics import METRICS
 from nas.core.scoring import PUBLISHED
 from nas.core.stats import interval
+from nas.core.units import show_number
 
 Report = Mapping[str, Any]
 Objective = Mapping[str, Any]
@@ -190,7 +191,7 @@ def _draw_intervals(panel: Axes, rows: Iterable[Any], x: Objective, y: Objective
             (start, end), (low, high) = (
                 interval(
                     row["objectives"][axis["name"]],
-                    row["sd"][axis["name"]] or 0.0,  # unknown noise has no interval
+                    row["value_sd"][axis["name"]] or 0.0,  # unknown noise has no interval
                     METRICS[axis["metric"]].transform,
                 )
                 for axis in (x, y)
@@ -322,7 +323,7 @@ def _at_edge(panel: Axes, at: Point) -> tuple[Point, list[str]]:
         for value, (low, high), side in zip(at, ends, (across, up), strict=True)
     )
     sides = ((across, 0), at[0]), ((0, up), at[1])
-    return (x, y), [f"{_ARROWS[side]} {value:.4g}" for side, value in sides if side in _ARROWS]
+    return (x, y), [f"{_ARROWS[side]} {show_number(value)}" for side, value in sides if side in _ARROWS]
 
 
 def _points(rows: Any, x: Objective, y: Objective) -> list[Point]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from nas.core.measurement import Measurement
 from nas.core.metrics import METRICS
 from nas.core.pareto import Ranked, TrialAxes, dominates, front_hypervolume, rank_trials
-from nas.core.scoring import Axis, limit_of, measurement_keys, ratio_of_limit
+from nas.core.scoring import Axis, limit_of, measurement_keys, ratio_of_limit, ratio_sd
 from nas.core.stats import Z95
 from nas.core.units import show_share
 from nas.infra.store import results, studies
@@ -278,6 +278,7 @@ def _row(record: StudyRecord, trial: Record, ranked: Ranked | None) -> Json:
         "objectives": {name: axis.value if axis else None for name, axis in zip(names, axes, strict=True)},
         "coordinates": {name: axis.coordinate if axis else None for name, axis in zip(names, axes, strict=True)},
         "sd": {name: axis.sd if axis else None for name, axis in zip(names, axes, strict=True)},
+        "value_sd": {name: axis.value_sd if axis else None for name, axis in zip(names, axes, strict=True)},
         "rank": ranked.rank if ranked else None,
         "hv_contribution": ranked.hv_contribution if ranked else None,
         "p_front": ranked.p_front if ranked else None,
@@ -411,7 +412,7 @@ def _quality_cells(record: Record) -> Row:
     quality = record.quality
     if quality is None:
         return dict.fromkeys(names)
-    half = Z95 * quality.sd
+    half = Z95 * ratio_sd(quality.value, quality.sd)
     return {
         "quality": quality.value,
         "quality_low": quality.value - half,

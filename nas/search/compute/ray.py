@@ -376,7 +376,7 @@ def collect_remote_training(spec: Spec, outcome: Outcome) -> Outcome:
     """Stores the files of a remote training where `spec` wants them; returns the outcome of a local training.
 
     Raises:
-        InfrastructureFailed: the weights are not those that were trained.
+        InfrastructureFailed: the weights are not those that were trained, or the disk is full.
     """
     files = outcome.pop("files", None)
     if files is None:
@@ -390,8 +390,11 @@ def collect_remote_training(spec: Spec, outcome: Outcome) -> Outcome:
         if digest != of_seed["value"]["weights_sha256"]:
             raise InfrastructureFailed(f"the weights of training {key[:12]} were damaged in transit")
     for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_durably(folder / name, content)
+        try:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_durably(folder / name, content)
+        except OSError as error:
+            raise InfrastructureFailed(f"cannot write {folder / name}: {error.strerror}") from error
     return outcome
 
 

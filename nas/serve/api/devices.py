@@ -395,7 +395,7 @@ def devices_router(store: Store, access: Access, submitted: SubmittedStudies | N
             responses=documented(404),
         )
         def give(id: DeviceId, why: Reason | None = None) -> DeviceView:
-            return steer_device(store, id, order, why.reason if why else "")
+            return steer_device(store, id, order, why.reason if why else "", submitted=submitted)
 
     for order in typing.get_args(DeviceOrder):
         steer(order)
@@ -404,15 +404,15 @@ def devices_router(store: Store, access: Access, submitted: SubmittedStudies | N
         "/{id}/label", summary="Name, note and tag a device", dependencies=[operate], responses=documented(404)
     )
     def label(id: DeviceId, request: LabelRequest) -> DeviceView:
-        return label_device(store, id, request)
+        return label_device(store, id, request, submitted=submitted)
 
     @router.post("/{id}/reserve", summary="Reserve a device for one study", responses=documented(404))
     def reserve(id: DeviceId, request: ReserveRequest, token: ApiToken = operate) -> DeviceView:
-        return reserve_device(store, id, request, token.name)
+        return reserve_device(store, id, request, token.name, submitted=submitted)
 
     @router.post("/{id}/remove", summary="Retire a device", dependencies=[admin], responses=documented(404))
     def remove_device(id: DeviceId) -> DeviceView:
-        return retire_device(store, id)
+        return retire_device(store, id, submitted=submitted)
 
     return router
 
@@ -513,7 +513,9 @@ def page_of_device_events(store: Store, *, after: int, limit: int, device: str |
     return DeviceEventPage(events=events, last=events[-1].id if events else after)
 
 
-def steer_device(store: Store, id: str, what: DeviceOrder, reason: str = "") -> DeviceView:
+def steer_device(
+    store: Store, id: str, what: DeviceOrder, reason: str = "", *, submitted: SubmittedStudies | None = None
+) -> DeviceView:
     """Steers a device and returns its new state. Giving the same order again changes nothing.
 
     drain: it finishes its job and takes no other; resume ends that. quarantine: it is kept from all work until
@@ -542,10 +544,12 @@ def steer_device(store: Store, id: str, what: DeviceOrder, reason: str = "") -> 
                 if row.health is Health.GOOD:
                     devices.set_health(store, id, Health.UNKNOWN, reason or "a check was asked for")
                 outcomes.request_check(store, id)
-    return _view(store, id)
+    return _view(store, id, submitted)
 
 
-def label_device(store: Store, id: str, request: LabelRequest) -> DeviceView:
+def label_device(
+    store: Store, id: str, request: LabelRequest, *, submitted: SubmittedStudies | None = None
+) -> DeviceView:
     """Sets the labels of a device that are given, and returns it.
 
     Raises:
@@ -557,10 +561,12 @@ def label_device(store: Store, id: str, request: LabelRequest) -> DeviceView:
     for kind, text in zip(kinds, texts, strict=True):
         if text is not None:
             devices.label(store, id, kind, text.strip() or None)
-    return _view(store, id)
+    return _view(store, id, submitted)
 
 
-def reserve_device(store: Store, id: str, request: ReserveRequest, by: str) -> DeviceView:
+def reserve_device(
+    store: Store, id: str, request: ReserveRequest, by: str, *, submitted: SubmittedStudies | None = None
+) -> DeviceView:
     """Reserves a device, or ends its reservation, and returns it.
 
     Raises:
@@ -573,13 +579,13 @@ def reserve_device(store: Store, id: str, request: ReserveRequest, by: str) -> D
             raise InvalidInput("say what the device is reserved for", where="reason")
         reservation = Reservation(store.now() + request.for_s, by, request.reason.strip(), request.study)
     devices.reserve(store, id, reservation)
-    return _view(store, id)
+    return _view(store, id, submitted)
 
 
-def retire_device(store: Store, id: str) -> DeviceView:
+def retire_device(store: Store, id: str, *, submitted: SubmittedStudies | None = None) -> DeviceView:
     """Retires a device; `release` takes it back. Raises InvalidInput if it has jobs to do."""
     devices.remove(store, id)
-    return _view(store, id)
+    return _view(store, id, submitted)
 
 
 def page_of_agents(store: Store, *, after: str = "", limit: int) -> AgentPage:
@@ -628,7 +634,7 @@ def _job_cursor(cursor: str) -> pages.JobPlace:
         raise InvalidInput("'after' must be the 'next' of an earlier page", where="after") from None
 
 
-def _view(store: Store, id: str, submitted: SubmittedStudies | None = None) -> DeviceView:
+def _view(store: Store, id: str, submitted: SubmittedStudies | None) -> DeviceView:
     (view,) = _views(store, [devices.get(store, id)], submitted)
     return view
 

@@ -47,6 +47,7 @@ from nas.core.metrics import metric
 from nas.core.progress import Progress
 from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Alternative, Slot, Stored, block_name, parsed, with_blocks
 from nas.core.stats import t_critical
+from nas.core.units import show_number
 from nas.measure.protocol.file_choice import Check
 from nas.measure.runtimes.base import Checkpoint
 from nas.measure.runtimes.executorch.variants import NAME as EXECUTORCH
@@ -595,7 +596,7 @@ class Adaptation:
             for name, ratio in excess.items():
                 limits[name] *= _MARGIN / ratio
         limits_text = ", ".join(f"{name} <= {limit:g}" for name, limit in budgets.items())
-        figures = ", ".join(f"{name} {problem.base[name]:.4g}" for name in budgets)
+        figures = ", ".join(f"{name} {show_number(problem.base[name])}" for name in budgets)
         none = f"none of the choices of blocks that were tried, {attempts}," if attempts else "no choice of blocks"
         raise InvalidInput(f"{none} keeps {limits_text}; the model itself has {figures}", where="--budget")
 
@@ -740,8 +741,8 @@ def write_child(adaptation: Adaptation, report: Mapping[str, Any]) -> list[str]:
             f" {teacher['bits_per_byte']:.4f}, before healing {child['bits_per_byte_before_healing']:.4f}",
             **_stored_bits(layout, teacher, child),
             **{
-                f"{name}, {metric(name).unit}": f"{child['measured'][name]:.4g}, of the model it comes from"
-                f" {teacher['measured'][name]:.4g}"
+                f"{name}, {metric(name).unit}": f"{show_number(child['measured'][name])}, of the model it comes from"
+                f" {show_number(teacher['measured'][name])}"
                 for name in report["budgets"]
             },
         },

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from nas.measure.runtimes.llama_cpp.gguf_file import is_gguf
 from nas.model.nn.fit import Precision, Worker, native_precision
 from nas.model.nn.weights import checkpoint_layout
 from nas.model.text.documents import read_sources
-from nas.train.adapt.adapt import REQUEST, Adaptation, child_bytes
+from nas.train.adapt.adapt import CHILD, REQUEST, Adaptation, child_bytes
 from nas.train.adapt.alternatives import default_alternatives, further_mixers, of_kinds
 from nas.train.adapt.checkpoints import import_once, is_imported, read_model
 from nas.train.adapt.costs import stored
@@ -114,6 +115,9 @@ def prepare(request: AdaptRequest, bench_of: BenchOf, worker: Worker, workers: W
 
     require_writable(output, "--output")
     require_writable(request.library_folder, "--library")
+    # Partly written files of killed runs may take gigabytes.
+    for partial in chain(output.glob(f"{_TEACHER}.*.partial"), output.glob(f".{CHILD}.*"), output.glob("curve/.*")):
+        partial.unlink()
     teacher = TrainedTeacher.load(model if is_checkpoint else _imported(request, layout, worker), worker.device)
     sources = [
         tokenise(source, vocabulary, None, request.library.seed, 1 << 20)

@@ -40,6 +40,7 @@ from nas.core.measurement import Figure
 from nas.core.progress import Log, Progress
 from nas.core.scoring import chance_to_keep
 from nas.core.stats import Z95, mean_interval
+from nas.core.units import show_number
 from nas.core.workload import Workload
 from nas.measure.protocol.bench import BenchOptions, bench_each
 from nas.measure.protocol.file_choice import Check, figures_of
@@ -406,8 +407,8 @@ class Quantiser:
             for limit in self._request.budgets:
                 name = limit.metric
                 least = base[name] + sum(min(option.costs[name] for option in row) for row in options.values())
-                lower = f", lowered to {allowed[name]:.4g}" if allowed[name] < limit.value else ""
-                minima.append(f"{name} {least:.4g} (limit {limit.value:.4g}{lower})")
+                lower = f", lowered to {show_number(allowed[name])}" if allowed[name] < limit.value else ""
+                minima.append(f"{name} {show_number(least)} (limit {show_number(limit.value)}{lower})")
             text = f"no choice of types keeps the budgets; least, each alone: {', '.join(minima)}"
             raise InvalidInput(text, where="--budget")
         sums = total(choice, base)

@@ -204,6 +204,6 @@ def read_request(path: Path | None, options: Mapping[str, Any]) -> AdaptRequest:
 def _from_folder(folder: Path, name: str, value: Any) -> Any:
     """Returns the value of a key, with its relative paths resolved from `folder`."""
     if name == "corpus" and isinstance(value, list):
-        return [_from_folder(folder, "model", path) for path in value]
-    names = ("model", "output", "tokenizer", "library_folder", "write_space")
-    return str(folder / value) if name in names and isinstance(value, str) else value
+        return [_from_folder(folder, name, path) for path in value]
+    names = ("model", "corpus", "output", "tokenizer", "library_folder", "write_space")
+    return str(folder / paths.expanded(value, name)) if name in names and isinstance(value, str) else value

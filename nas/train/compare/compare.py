@@ -682,8 +682,8 @@ def _notes(conditions: Conditions, contenders: Sequence[Contender]) -> Iterator[
         "speed does not depend on values. A trained router may favour some experts more than a random one does."
     )
     yield (
-        "Decode speed is 100 tokens over their time; times are floors over the repetitions, corrected by the reference "
-        "runs beside them."
+        "Decode speed is 100 tokens over their time; times are mean ratios to the reference model beside them, "
+        "multiplied by what that takes on a device that nothing disturbs."
     )
     if any(contender.member and not contender.searched for contender in contenders):
         yield "The family's search did not use this device."

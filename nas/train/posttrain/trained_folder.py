@@ -25,6 +25,7 @@ from nas.core.durable import locked, write_durably
 from nas.core.errors import InvalidInput
 from nas.core.family import FamilyRecord, read_record, write_record
 from nas.core.progress import Log
+from nas.core.units import show_number
 from nas.measure.devices.host_lock import HostLock, host_lock_folder
 from nas.measure.runtimes.base import Checkpoint
 from nas.model.nn.fit import TrainingCheckpoint, TrainingPhase, TrainingState, Worker, fit, thinned, training_precision
@@ -185,7 +186,7 @@ class FolderTraining(ABC, Generic[AnySettings, AnyRecord]):
 
 
 def _described(scores: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in scores.items()) or "none"
+    return ", ".join(f"{name} {show_number(value)}" for name, value in scores.items()) or "none"
 
 
 def split(

@@ -543,8 +543,8 @@ def run_plan(work: Work, worker: Worker) -> dict[str, Any]:
     if not worker.rank:
         # Partly written files of killed commands and workers may take gigabytes.
         for name in (CHECKPOINT, START, WEIGHTS):
-            for partial in folder.glob(f".{name}.*"):
-                partial.unlink()
+            for partial in (*folder.glob(f".{name}.*"), *folder.glob(f"{name}.*.partial")):
+                partial.unlink(missing_ok=True)
     has_peak = _reset_peak_memory(worker.device)
     model = Model(Layout.from_json(plan.layout), plan.seed)
     if work.start is not None:

@@ -19,6 +19,7 @@ from nas.train.release.model_tokenizer import (
     BLANK,
     CONFIG,
     GENERATION,
+    MOST_CHARACTERS,
     TEMPLATE,
     ModelTokenizer,
     pre_tokenizer_of,
@@ -119,6 +120,8 @@ def _sentencepiece(file: GgufFile, used: Mapping[str, int], types: Sequence[int]
     if not isinstance(scores, list) or len(scores) != len(types):
         raise ValueError("its tokens have no scores")
     joined = {token: scores[i] for token, i in used.items() if types[i] == TokenType.NORMAL}
+    if max(map(len, joined), default=0) > MOST_CHARACTERS:
+        raise ValueError(f"a token has more than {MOST_CHARACTERS:,} characters")
     pairs = (
         (-score, len(token[:at]), token[:at], token[at:])
         for token, score in joined.items()

@@ -11,7 +11,7 @@ from nas.core.canonical import content_hash
 from nas.core.family import MeasuredModel, MemberEvaluation, MemberFile, MemberFiles, RecordedFigure
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
-from nas.core.units import show_count
+from nas.core.units import show_count, show_number
 from nas.measure.runtimes.llama_cpp.source import COMMIT
 from nas.measure.runtimes.writing import hashed, replacing
 from nas.train.release.options import FileOptions
@@ -117,8 +117,8 @@ def _where(one: MeasuredModel) -> str:
 def _value(figure: RecordedFigure) -> str:
     if figure.value is None:
         return f"none: {figure.reason}"
-    interval = f" [{figure.ci95[0]:.4g}, {figure.ci95[1]:.4g}]" if figure.ci95 else ""
-    return f"{figure.value:.4g}{interval}"
+    interval = f" [{', '.join(map(show_number, figure.ci95))}]" if figure.ci95 else ""
+    return f"{show_number(figure.value)}{interval}"
 
 
 def _use(layout: Layout, files: MemberFiles) -> Iterator[str]:

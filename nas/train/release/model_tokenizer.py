@@ -61,6 +61,8 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 _CONTRACTIONS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
 BLANK = "\u2581"
 """Mark of a blank in the tokens of SentencePiece."""
+MOST_CHARACTERS = 1 << 10
+"""Of a token of SentencePiece that is read: the work grows with the square."""
 _BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(BYTES))
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -343,6 +345,8 @@ def _pieces_problem(about: Mapping[str, Any]) -> str | None:
     model = about["model"]
     if missing := [token for token in _BYTE_TOKENS if token not in model["vocab"]]:
         return f"{len(missing)} of {BYTES} bytes have no token"
+    if max(map(len, model["vocab"])) > MOST_CHARACTERS:
+        return f"a token has more than {MOST_CHARACTERS:,} characters"
     if _prefix(about) is None:
         return "text is changed or split before BPE in another way than by SentencePiece"
     if model.get("ignore_merges") or _scores(about) is None:
@@ -432,8 +436,10 @@ def _checked(path: Path) -> bytes:
     content = path.read_bytes()
     try:
         content.decode("utf-8")
-        if path.suffix != ".jinja" and not isinstance(json.loads(content), dict):
-            raise InvalidInput("no JSON object", where=str(path))
+        if path.suffix != ".jinja":
+            if not isinstance(about := json.loads(content), dict):
+                raise InvalidInput("no JSON object", where=str(path))
+            json.dumps(about, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         if isinstance(error, InvalidInput):
             raise

@@ -135,7 +135,7 @@ def read_judgements(folder: Path, split: str) -> Judgements:
     relevance: dict[str, dict[str, int]] = {}
     problems: list[str] = []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
                 if not row:
                     continue

@@ -90,7 +90,7 @@ class GgufEncoder(Encoder):
                 width = len(self._projection)
             else:
                 width = file.tensors["dense_2.weight"].shape[0]
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise InvalidInput(f"it is damaged: {error}", where=where) from error
         tokenizer = tokenizer_of_gguf(file)
         tokens = texts_as_set(settings, tokenizer.content, tokenizer.named.get("eos_token"), where)

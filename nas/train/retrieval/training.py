@@ -235,9 +235,10 @@ class _RetrievalTraining(FolderTraining[RetrievalSettings, RetrievalRecord]):
         for example, query in zip(self._held_out, queries, strict=True):
             scores = exact_scores(query, joined, starts)
             best = example.documents[int(np.argmax(example.scores)) if self.scored else 0]
-            better = scores > scores[places[best]]
-            better[[places[text] for text in self._answers.get(example.query, ()) if text in places]] = False
-            ranks.append(1 + int(better.sum()))
+            before = scores >= scores[places[best]]  # equal scores count as lost
+            right = {best, *self._answers.get(example.query, ())}
+            before[[places[text] for text in right if text in places]] = False
+            ranks.append(1 + int(before.sum()))
         return {
             "queries": len(queries),
             "documents": len(texts),

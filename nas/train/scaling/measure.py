@@ -211,11 +211,11 @@ async def stored_outcome(store: Store, key: str, run: Callable[[], Awaitable[Mea
 
 
 def export_once(store: Store, key: str, export: Callable[[Path], Artifact]) -> Artifact:
-    """Returns the artifact that was exported under `key` if the store has it, else exports and stores it."""
+    """Returns the artifact that was exported under `key` if the store has it undamaged, else exports and stores it."""
     row = results.get(store, key)
     if row is not None and "value" in row.payload:
         artifact = Artifact.model_validate(row.payload["value"])
-        if artifacts.get(store, artifact.stored.sha256) is not None:
+        if artifacts.intact(store, artifact.stored.sha256):
             return artifact
     scratch = paths.home() / "work"
     scratch.mkdir(parents=True, exist_ok=True)
