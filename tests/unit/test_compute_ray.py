@@ -182,8 +182,8 @@ def value_of(outcome: dict[str, Any]) -> Any:
     return of_seed["value"]
 
 
-def elsewhere(spec: dict[str, Any], hosts: tuple[Host, Host]) -> dict[str, Any]:
-    """A training on the other host, brought home."""
+def outcome_elsewhere(spec: dict[str, Any], hosts: tuple[Host, Host]) -> dict[str, Any]:
+    """The outcome of a training on the other host, not yet brought home."""
     host, peer = hosts
     corpus = corpus_of(spec)
     assert corpus is not None
@@ -191,7 +191,12 @@ def elsewhere(spec: dict[str, Any], hosts: tuple[Host, Host]) -> dict[str, Any]:
     peer.enter()
     outcome = run_remote_training(spec, checkpoints, text)
     host.enter()
-    return collect_remote_training(spec, outcome)
+    return outcome
+
+
+def elsewhere(spec: dict[str, Any], hosts: tuple[Host, Host]) -> dict[str, Any]:
+    """A training on the other host, brought home."""
+    return collect_remote_training(spec, outcome_elsewhere(spec, hosts))
 
 
 def test_a_training_elsewhere_is_a_training_at_home(hosts: tuple[Host, Host], tmp_path: Path) -> None:
@@ -236,29 +241,17 @@ def test_a_node_removes_checkpoints_of_trainings_that_ended_elsewhere(hosts: tup
 
 
 def test_damaged_weights_are_not_taken(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    host, peer = hosts
-    spec = spec_of(2, host, tmp_path)
-    corpus = corpus_of(spec)
-    assert corpus is not None
-    text = packed(corpus)
-    peer.enter()
-    outcome = run_remote_training(spec, {}, text)
+    spec = spec_of(2, hosts[0], tmp_path)
+    outcome = outcome_elsewhere(spec, hosts)
     outcome["files"][f"{jobs_of(spec)[0].key}/{WEIGHTS}"] += b"!"
-    host.enter()
     with pytest.raises(InfrastructureFailed, match="damaged"):
         collect_remote_training(spec, outcome)
 
 
 def test_files_that_cannot_be_written_here_are_no_defect(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    host, peer = hosts
-    spec = spec_of(2, host, tmp_path)
-    corpus = corpus_of(spec)
-    assert corpus is not None
-    text = packed(corpus)
-    peer.enter()
-    outcome = run_remote_training(spec, {}, text)
-    host.enter()
-    (host.home / "work").mkdir(parents=True)
+    spec = spec_of(2, hosts[0], tmp_path)
+    outcome = outcome_elsewhere(spec, hosts)
+    (hosts[0].home / "work").mkdir(parents=True)
     Path(spec["checkpoints"]).touch()
     with pytest.raises(InfrastructureFailed, match=r"cannot write .*checkpoints"):
         collect_remote_training(spec, outcome)
